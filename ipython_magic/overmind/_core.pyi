@@ -1,0 +1,162 @@
+"""The store as Python sees it: thin bindings of core/client.h. Imports neither torch nor numpy.
+
+Every method releases the GIL while it waits. Errors are the exceptions below, one per core Code;
+kernel_ext/errors.cc holds the table.
+"""
+
+from collections.abc import Sequence
+from typing import TypedDict, final
+
+__version__: str
+
+class OvermindError(RuntimeError): ...
+class NotFoundError(OvermindError): ...
+class UnavailableError(OvermindError): ...
+class ExhaustedError(OvermindError): ...
+class DeniedError(OvermindError): ...
+class InvalidError(OvermindError): ...
+class TimeoutError(OvermindError): ...
+class VersionError(OvermindError): ...
+class IoError(OvermindError): ...
+
+@final
+class Config:
+    """core/config.h. Attributes may be set before a Client is made."""
+
+    disabled: bool
+    runtime_dir: str
+    budget: str
+    log_level: str
+    daemon_path: str
+    @property
+    def instance_dir(self) -> str: ...
+    @property
+    def events_path(self) -> str: ...
+    @property
+    def log_path(self) -> str: ...
+
+def config() -> Config:
+    """Reads the environment now. InvalidError names a variable that can't be understood."""
+
+@final
+class Segment:
+    """A private, writable mapping of one committed entry; lives as long as anything made from it."""
+
+    @property
+    def entry_id(self) -> str: ...
+    @property
+    def loader(self) -> str: ...
+    @property
+    def target(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def native_seconds(self) -> float: ...
+    @property
+    def created(self) -> float: ...
+    @property
+    def meta(self) -> bytes: ...
+    @property
+    def skeleton(self) -> memoryview:
+        """Read-only view; keeps the mapping alive."""
+    @property
+    def tensors(self) -> memoryview: ...
+    @property
+    def buffer_count(self) -> int: ...
+    def buffer(self, index: int) -> memoryview:
+        """Writable view of this process's own pages; keeps the mapping alive. IndexError."""
+    def capsule(self) -> object:
+        """PyCapsule of kernel_ext/segment_capsule.h, for overmind._torch."""
+
+@final
+class Lease:
+    """Right to load and publish one key. Abandoned when released, or when its process dies."""
+
+    def release(self) -> None: ...
+
+@final
+class Busy:
+    publishing: bool
+    elapsed: float
+    native_seconds: float
+    written: int
+    total: int
+    bytes_per_second: float
+
+@final
+class Publication:
+    @property
+    def entry_id(self) -> str: ...
+    @property
+    def failure(self) -> str: ...
+    def wait(self, timeout: float) -> bool | None:
+        """True: committed. False: failed, see `failure`. None: still running after `timeout` seconds."""
+
+class EntryInfo(TypedDict):
+    id: str
+    key: str
+    loader: str
+    target: str
+    nbytes: int
+    created: float
+    last_used: float
+    native_seconds: float
+    hits: int
+    mapped_by: int
+    pinned: bool
+
+class StoreStats(TypedDict):
+    budget: int
+    used: int
+    pinned: int
+    mapped: int
+    reserved: int
+    entries: int
+    hits: int
+    misses: int
+    published: int
+    evicted: int
+    refused: int
+    uptime_seconds: float
+    daemon_pid: int
+    daemon_rss: int
+    version: str
+
+@final
+class Client:
+    """Thread-safe; survives a fork (the child connects anew)."""
+
+    def __init__(self, config: Config) -> None: ...
+    def connect(self, start: bool = True) -> None: ...
+    def lookup(self, key: bytes, lease: bool = True, wait: float = 0.0) -> Segment | Lease | Busy | None:
+        """`key` is 32 bytes. None: not there, and no lease was asked for."""
+    def publish(
+        self,
+        lease: Lease,
+        *,
+        loader: str,
+        target: str,
+        native_seconds: float,
+        meta: bytes,
+        skeleton: bytes,
+        tensors: bytes,
+        buffers: Sequence[tuple[int, int]],
+        inline_limit: int = ...,
+    ) -> Publication:
+        """`buffers`: (address, nbytes) of live memory. It is read before this returns (small results) or in a
+        forked copy of this process: the caller may let go of it, or change it, afterwards. Consumes `lease`."""
+    def list(self) -> list[EntryInfo]: ...
+    def stats(self) -> StoreStats: ...
+    def open(self, entry_id: str) -> Segment: ...
+    def drop(self, entry_id: str) -> None: ...
+    def drop_all(self) -> int: ...
+    def pin(self, entry_id: str, pinned: bool) -> None: ...
+    def stop(self) -> None: ...
+
+# Audit recording: a C hook (PySys_AddAuditHook, installed once by the first start_recording, costs one branch when idle).
+def start_recording() -> None:
+    """Collect, for this thread, the paths of `open`, `os.listdir`, `os.scandir`, `mmap`-free opens. Nests by counting."""
+
+def stop_recording() -> list[tuple[str, str, str]]:
+    """(event, path as str, mode as str) in order, of the outermost recording; path made absolute against the cwd at
+    the event. Integer descriptors are left out. Empty for inner ones."""
