@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: MIT
+"""One load, from the call to the object: key -> hit | miss | bypass.
+
+Everything here but the native call itself is guarded: a fault of Overmind's own makes the load native, with a
+reason in its record, and never an exception. The native call is made outside every `except`, so that its own
+exceptions reach the caller as they are, with no foreign context.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from overmind import _core, dependencies, key, log, records, replay, skeleton, store, waiting
+from overmind.loader import Loader
+from overmind.recording import Recording
+from overmind.records import LoadRecord
+
+_INLINE_LIMIT = 1 << 20  # bytes written before the load returns: 1 MB takes 1 ms, a fork of a process with torch 3
+_STALE_TRIES = 3  # entries found changed in a row before a load goes native
+
+_local = threading.local()
+
+
+@dataclass
+class _Hit:
+    result: Any
+    segment: _core.Segment
+
+
+@dataclass
+class _Miss:
+    request: key.Request
+    lease: _core.Lease
+    reason: str
+
+
+@dataclass
+class _Bypass:
+    reason: str
+
+
+def nested() -> bool:
+    """True inside a native load that is being recorded on this thread: what it loads is part of its own result."""
+    return bool(getattr(_local, "recording", False))
+
+
+def call(
+    loader: Loader,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    owner: type | None = None,
+) -> Any:
+    """What `function(*args, **kwargs)` gives, from the cache if that is provably the same.
+
+    `function` is the original loader, already bound to `owner` if it is a classmethod. Thread-safe.
+    """
+    if nested():
+        return function(*args, **kwargs)
+    begun = time.perf_counter()
+    attempt = _guarded(_attempt, loader, function, args, kwargs, owner)
+    if isinstance(attempt, _Hit):
+        segment = attempt.segment
+        seconds = time.perf_counter() - begun
+        _record(loader, segment.target, "hit", "", seconds, segment.nbytes, segment.entry_id, segment.native_seconds)
+        return attempt.result
+    if isinstance(attempt, _Miss):
+        return _load_and_publish(attempt, function, args, kwargs, begun)
+    native_begun = time.perf_counter()
+    try:
+        return function(*args, **kwargs)
+    finally:
+        now = time.perf_counter()
+        target = _target(loader, args, kwargs)
+        _record(loader, target, "bypass", attempt.reason, now - begun, native_seconds=now - native_begun)
+
+
+def generic(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """`overmind.load`: any callable that returns what it loaded. A loader that is patched already keeps its own rules."""
+    underlying = getattr(fn, "__func__", fn)
+    if hasattr(underlying, "__overmind_loader__"):
+        return fn(*args, **kwargs)
+    receiver = getattr(fn, "__self__", None)
+    owner = receiver if isinstance(receiver, type) else None
+    name = f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', type(fn).__name__)}"
+    return call(Loader(name=name), fn, args, kwargs, owner)
+
+
+def _guarded(step: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return step(*args)
+    except (key.Uncacheable, skeleton.Unsupported) as refusal:
+        return _Bypass(str(refusal))
+    except _core.OvermindError as error:
+        return _Bypass(f"the store could not be used: {error}")
+    except Exception as error:
+        log.logger.debug("fault in a load, which goes native", exc_info=True)
+        return _Bypass(f"a fault of Overmind's own ({type(error).__name__}: {error}); please report it")
+
+
+def _attempt(
+    loader: Loader, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], owner: type | None
+) -> _Hit | _Miss | _Bypass:
+    request = key.make_request(loader, function, args, kwargs, owner)
+    client = store.client()
+    reason = "not loaded before with these arguments"
+    with waiting.Wait(request.target) as wait:
+        tries = 0
+        pause = 0.0
+        while tries < _STALE_TRIES:
+            found = client.lookup(request.key, lease=True, wait=pause)
+            if isinstance(found, _core.Lease):
+                return _Miss(request, found, reason)
+            if isinstance(found, _core.Busy):
+                why = wait.worth(found)
+                if why is not None:
+                    return _Bypass(why)
+                pause = waiting.SLICE
+                continue
+            assert isinstance(found, _core.Segment)
+            meta = json.loads(found.meta)
+            stale = dependencies.changed(meta["dependencies"])
+            if stale is None:
+                result = _restore(request, found, meta)
+                return _Hit(result, found)
+            reason = stale
+            tries += 1
+            _drop(client, found.entry_id)
+    return _Bypass(reason)
+
+
+def _restore(request: key.Request, segment: _core.Segment, meta: dict[str, Any]) -> Any:
+    result = skeleton.restore(segment, request.arguments.resolve(meta["substitutes"]))
+    replay.replay(meta["messages"])
+    return result
+
+
+def _drop(client: _core.Client, entry_id: str) -> None:
+    try:
+        client.drop(entry_id)
+    except _core.NotFoundError:
+        log.logger.debug("entry %s was dropped by another process first", entry_id)
+
+
+def _load_and_publish(
+    miss: _Miss, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], begun: float
+) -> Any:
+    request = miss.request
+    loader = request.call.loader
+    try:
+        recording = Recording(request)
+        native_begun = time.perf_counter()
+        _local.recording = True
+        try:
+            with recording:
+                result = function(*args, **kwargs)
+        except BaseException as error:
+            now = time.perf_counter()
+            reason = f"the native load raised {type(error).__name__}"
+            _record(loader, request.target, "bypass", reason, now - begun, native_seconds=now - native_begun)
+            raise
+        finally:
+            _local.recording = False
+        native = time.perf_counter() - native_begun
+        outcome = _guarded(_publish, miss, recording, result, native)
+        seconds = time.perf_counter() - begun
+        if isinstance(outcome, _Bypass):
+            _record(loader, request.target, "bypass", outcome.reason, seconds, native_seconds=native)
+        else:
+            entry_id, nbytes = outcome
+            _record(loader, request.target, "miss", miss.reason, seconds, nbytes, entry_id, native)
+        return result
+    finally:
+        miss.lease.release()
+
+
+def _publish(miss: _Miss, recording: Recording, result: Any, native: float) -> tuple[str, int] | _Bypass:
+    if recording.refusal is not None:
+        return _Bypass(recording.refusal)
+    request = miss.request
+    numbers, objects = request.arguments.substitutes()
+    snapshot = skeleton.take(result, numbers, objects)
+    meta = {
+        "dependencies": recording.dependencies + dependencies.of_classes(snapshot.modules),
+        "messages": recording.messages,
+        "substitutes": request.arguments.paths(),
+    }
+    publication = store.client().publish(
+        miss.lease,
+        loader=request.call.loader.name,
+        target=request.target,
+        native_seconds=native,
+        meta=json.dumps(meta, separators=(",", ":")).encode(),
+        skeleton=snapshot.skeleton,
+        tensors=snapshot.tensors,
+        buffers=snapshot.buffers,
+        inline_limit=_INLINE_LIMIT,
+    )
+    store.track(publication)
+    return publication.entry_id, snapshot.nbytes
+
+
+def _target(loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    value = kwargs.get(loader.target, args[0] if args else "")
+    return str(value) if isinstance(value, (str, bytes)) or hasattr(value, "__fspath__") else type(value).__name__
+
+
+def _record(
+    loader: Loader,
+    target: str,
+    outcome: records.Outcome,
+    reason: str,
+    seconds: float,
+    nbytes: int = 0,
+    entry_id: str = "",
+    native_seconds: float | None = None,
+) -> None:
+    record = LoadRecord(loader.name, target, outcome, reason, seconds, nbytes, entry_id, native_seconds)
+    records.add(record)
+    log.logger.info("%s %s in %.3f s%s", outcome, target, seconds, f": {reason}" if reason else "")
