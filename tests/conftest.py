@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+"""Fixtures for every level: a private daemon per test, fresh processes, the models.
+
+A test that takes `runtime` owns a runtime folder; the daemon that any process starts in it is stopped by its pid
+when the test ends, and nothing of it may be left.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from fresh import Fresh, Run  # noqa: E402
+
+
+def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    """Waits for a condition with a deadline; the only kind of waiting in these tests."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.01)
+
+
+def processes_of(runtime: Path) -> list[psutil.Process]:
+    """Every process of the daemon of this runtime folder: its command line names the folder."""
+    found = []
+    for process in psutil.process_iter(["name", "cmdline"]):
+        cmdline = process.info["cmdline"] or []
+        if any("overmindd" in part for part in cmdline[:1]) and any(str(runtime) in part for part in cmdline):
+            found.append(process)
+    return found
+
+
+def stop_daemon(runtime: Path) -> None:
+    """Ends the daemon of this folder, politely, then by its pid. Its segments go with it."""
+    for process in processes_of(runtime):
+        process.terminate()
+    _gone, alive = psutil.wait_procs(processes_of(runtime), timeout=10)
+    for process in alive:
+        process.kill()
+    psutil.wait_procs(alive, timeout=10)
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A runtime folder of this test's own, in the environment of every process that it starts."""
+    folder = Path(tempfile.mkdtemp(prefix="ov-", dir="/tmp"))  # short: a socket path has 107 characters at most
+    monkeypatch.setenv("OVERMIND_RUNTIME_DIR", str(folder))
+    for name in ("OVERMIND_BUDGET", "OVERMIND_LOG", "OVERMIND_DISABLE"):
+        monkeypatch.delenv(name, raising=False)
+    yield folder
+    stop_daemon(folder)
+    assert not processes_of(folder), "a process of the daemon is left"
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def fresh() -> Iterator[Fresh]:
+    server = Fresh()
+    yield server
+    server.close()
+
+
+class Oracle:
+    """The words of the case list: nat, hit, by. One daemon for the runs of one test."""
+
+    def __init__(self, fresh: Fresh) -> None:
+        self._fresh = fresh
+
+    def nat(self, source: str, **options: object) -> Run:
+        """Runs `source` natively, in a fresh process."""
+        return self._fresh.run(source, on=False, **options)  # type: ignore[arg-type]
+
+    def run(self, source: str, **options: object) -> Run:
+        """Runs `source` with Overmind on, once."""
+        return self._fresh.run(source, on=True, **options)  # type: ignore[arg-type]
+
+    def hit(self, source: str, **options: object) -> Run:
+        """Two fresh processes with Overmind on; every load of the second must be a hit, and both equal to native."""
+        return self._compared(source, {"hit"}, options)
+
+    def by(self, source: str, **options: object) -> Run:
+        """As hit, but a bypass with a reason will do."""
+        return self._compared(source, {"hit", "bypass"}, options)
+
+    def _compared(self, source: str, allowed: set[str], options: dict[str, object]) -> Run:
+        native = self.nat(source, **options)
+        first = self.run(source, **options)
+        second = self.run(source, **options)
+        assert second.records, "no load was seen"
+        for outcome, reason, loader, *_ in second.records:
+            assert outcome in allowed, f"{loader}: {outcome}: {reason}"
+            assert outcome == "hit" or reason, f"{loader}: a bypass without a reason"
+        assert first.value == native.value, "the first load differs from the native one"
+        assert second.value == native.value, "the second load differs from the native one"
+        return second
+
+
+@pytest.fixture
+def oracle(runtime: Path, fresh: Fresh) -> Oracle:
+    return Oracle(fresh)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder for one test's files, also its working folder's parent."""
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def quiet_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test looks for a hub unless it says so."""
+    if "HF_HUB_OFFLINE" not in os.environ:
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
