@@ -20,7 +20,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from fresh import Fresh, Run  # noqa: E402
+from fresh import Fresh, Run
 
 
 def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:

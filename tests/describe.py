@@ -33,7 +33,7 @@ class _Describer:
             return ["float", obj.hex()]
         if isinstance(obj, (torch.dtype, torch.device)):
             return repr(obj)
-        if isinstance(obj, type) or callable(obj) and hasattr(obj, "__qualname__"):
+        if isinstance(obj, type) or (callable(obj) and hasattr(obj, "__qualname__")):
             return ["code", f"{obj.__module__}.{obj.__qualname__}"]
         if id(obj) in self._seen:
             return ["again", self._seen[id(obj)]]

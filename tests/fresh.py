@@ -11,6 +11,7 @@ Run as a program it is the server: a JSON request a line on stdin, a JSON reply 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import subprocess
@@ -18,12 +19,28 @@ import sys
 import tempfile
 import textwrap
 import traceback
+import types
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).resolve().parent
 MARK = "@@overmind@@"
+
+_SLOW_IMPORTS = (
+    "diffusers.models.autoencoders.autoencoder_kl",
+    "diffusers.models.controlnets.controlnet",
+    "diffusers.pipelines.controlnet.pipeline_controlnet",
+    "diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion",
+    "diffusers.schedulers.scheduling_ddim",
+    "safetensors.torch",
+    "torch",
+    "transformers.models.auto.processing_auto",
+    "transformers.models.bert.modeling_bert",
+    "transformers.models.bert.tokenization_bert",
+    "transformers.models.llama.modeling_llama",
+    "transformers.pipelines",
+)
 
 # `value` is what the source leaves under that name; `records` are the loads of the run.
 _AFTER = """
@@ -150,14 +167,8 @@ def _python_path() -> str:
 
 
 def _preload() -> None:
-    import diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion
-    import safetensors.torch
-    import torch  # noqa: F401
-    import transformers.models.bert.modeling_bert
-    import transformers.models.llama.modeling_llama
-    import transformers.pipelines  # noqa: F401
-    from diffusers import AutoencoderKL, ControlNetModel, DDIMScheduler, UNet2DConditionModel  # noqa: F401
-    from transformers import AutoModel, AutoProcessor, AutoTokenizer, CLIPTextModel  # noqa: F401
+    for name in _SLOW_IMPORTS:
+        importlib.import_module(name)
 
 
 def _child(request: dict[str, Any]) -> int:
@@ -174,11 +185,10 @@ def _child(request: dict[str, Any]) -> int:
     import signal
 
     signal.alarm(int(request["timeout"]))
-    scope = sys.modules["__main__"].__dict__
-    for name in [name for name in scope if not name.startswith("__")]:
-        del scope[name]
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
     try:
-        exec(compile(request["source"], "<run>", "exec"), scope)
+        exec(compile(request["source"], "<run>", "exec"), main.__dict__)
         code = 0
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1
