@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: MIT
+"""From samples to medians, goals and a table."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import statistics
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from scenarios import SCENARIOS, Scenario
+
+PACKAGES = (
+    "overmind-jupyter",
+    "torch",
+    "transformers",
+    "diffusers",
+    "safetensors",
+    "tokenizers",
+    "sentence-transformers",
+)
+MODES = ("plain", "miss", "hit")
+# A read is compared with this much room for noise; both medians are in the file.
+READ_SHARE, READ_SECONDS = 1.05, 0.001
+
+Samples = dict[str, list[dict[str, Any]]]
+
+
+def goal(name: str, value: float, limit: float, unit: str) -> dict[str, Any]:
+    """One line of "must be at most"."""
+    return {"goal": name, "value": value, "limit": limit, "unit": unit, "passed": value <= limit}
+
+
+def scenario(spec: Scenario, samples: Samples) -> dict[str, Any]:
+    names = list(samples["plain"][0]["load"])
+    steps = {name: _medians(samples, [name]) for name in names}
+    total = _medians(samples, names)
+    return {
+        "title": spec.title,
+        "nbytes": samples["plain"][0]["nbytes"],
+        "steps": steps,
+        "total": total,
+        "committed": statistics.median(sample["committed"] for sample in samples["miss"]),
+        "records_of_a_hit": samples["hit"][0]["records"],
+        "goals": _load_goals(spec, total),
+        "samples": samples,
+    }
+
+
+def _medians(samples: Samples, names: list[str]) -> dict[str, Any]:
+    """Medians over the rounds of the sum over `names`."""
+
+    def median(mode: str, *parts: str) -> float:
+        return statistics.median(
+            sum(sample[part][name] for part in parts for name in names) for sample in samples[mode]
+        )
+
+    found: dict[str, Any] = {
+        mode: {"load": median(mode, "load"), "read": median(mode, "read"), "until_read": median(mode, "load", "read")}
+        for mode in MODES
+    }
+    found["ratio"] = found["plain"]["load"] / found["hit"]["load"]
+    found["ratio_until_read"] = found["plain"]["until_read"] / found["hit"]["until_read"]
+    found["first_ratio"] = found["miss"]["load"] / found["plain"]["load"]
+    return found
+
+
+def _load_goals(spec: Scenario, total: dict[str, Any]) -> list[dict[str, Any]]:
+    plain, hit = total["plain"]["load"], total["hit"]["load"]
+    goals = []
+    if spec.hit_ratio is not None:
+        goals.append(goal(f"hit at most 1/{spec.hit_ratio:g} of plain", hit, plain / spec.hit_ratio, "s"))
+    if spec.hit_seconds is not None:
+        goals.append(goal(f"hit at most {spec.hit_seconds:g} s", hit, spec.hit_seconds, "s"))
+    limit = max(1.10 * plain, plain + 0.05)
+    goals.append(goal("first load at most 1.10 x plain or plain + 0.05 s", total["miss"]["load"], limit, "s"))
+    limit = READ_SHARE * total["plain"]["read"] + READ_SECONDS
+    goals.append(goal("a hit is read as fast as plain", total["hit"]["read"], limit, "s"))
+    return goals
+
+
+def memory(found: dict[str, Any]) -> dict[str, Any]:
+    weights = max(1, found["weights_bytes"])
+    copies = (found["pss_with_model"] - found["pss_without_model"]) / weights
+    plain = (found["plain_pss_of_one_with_model"] - found["plain_pss_of_one_without_model"]) / weights
+    return {
+        "title": f"{found['processes']} processes with the fp32 Llama",
+        **found,
+        "copies": copies,
+        "plain_copies_of_one_process": plain,
+        "goals": [
+            goal("PSS at most 1.05 copies", copies, 1.05, "copies"),
+            goal("daemon without segments at most 20 MB", found["daemon_bytes"] / 1e6, 20.0, "MB"),
+        ],
+    }
+
+
+def bare(samples: dict[str, dict[str, list[float]]], entries: int) -> dict[str, Any]:
+    loaders: dict[str, Any] = {}
+    goals = []
+    for loader, found in samples.items():
+        one, many = statistics.median(found["one"]), statistics.median(found["many"])
+        loaders[loader] = {"one_entry": one, "many_entries": many, "change": many / one - 1, "samples": found}
+        goals.append(goal(f"{loader}: a bare hit at most 2 ms", one * 1e3, 2.0, "ms"))
+        goals.append(goal(f"{loader}: {entries:,} entries change it by at most 10 %", many / one - 1, 0.10, "share"))
+    return {"title": "hit of a tiny object", "entries": entries, "loaders": loaders, "goals": goals}
+
+
+def document(results: dict[str, Any], runs: int, quick: bool) -> dict[str, Any]:
+    return {
+        "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "runs": runs,
+        "quick": quick,
+        **_machine(),
+        "results": results,
+    }
+
+
+def _machine() -> dict[str, Any]:
+    models = [line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    memory_kib = [int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")]
+    return {
+        "machine": {
+            "cpu": models[0] if models else platform.machine(),
+            "cores": len(os.sched_getaffinity(0)),
+            "memory_bytes": memory_kib[0] * 1024 if memory_kib else None,
+            "kernel": platform.release(),
+            "load_average": os.getloadavg()[0],
+        },
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "commit": _commit(),
+    }
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() or None
+
+
+# --- the table -----------------------------------------------------------------------------------------------------
+
+
+def seconds(value: float) -> str:
+    """Three figures, in the unit that people read."""
+    if value >= 1:
+        return f"{value:.2f} s"
+    return f"{value * 1e3:.1f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} us"
+
+
+def table(found: dict[str, Any]) -> str:
+    results = found["results"]
+    lines = []
+    if any(name in SCENARIOS for name in results):
+        head = ["load", "plain", "hit", "ratio", "plain, read", "hit, read", "ratio", "first", "/plain", "committed"]
+        rows = [row for name in results if name in SCENARIOS for row in _load_rows(name, results[name])]
+        lines += _grid([head, *rows]) + [""]
+    if "memory" in results:
+        copies, daemon = results["memory"]["copies"], results["memory"]["daemon_bytes"] / 1e6
+        lines.append(f"{results['memory']['title']}: {copies:.3f} copies of its weights; daemon {daemon:.1f} MB")
+    if "bare" in results:
+        for loader, values in results["bare"]["loaders"].items():
+            lines.append(
+                f"bare hit, {loader}: {seconds(values['one_entry'])}; with {results['bare']['entries']:,} entries "
+                f"{seconds(values['many_entries'])} ({values['change']:+.1%})"
+            )
+    lines.append("")
+    for name, result in results.items():
+        for entry in result["goals"]:
+            mark = "met   " if entry["passed"] else "MISSED"
+            lines.append(
+                f"{mark} {name}: {entry['goal']}: {entry['value']:.4g} (limit {entry['limit']:.4g}) {entry['unit']}"
+            )
+    if found["quick"]:
+        lines.append("quick run on small models: the figures mean nothing")
+    return "\n".join(lines)
+
+
+def _load_rows(name: str, result: dict[str, Any]) -> list[list[str]]:
+    rows = [_row(name, result["total"], seconds(result["committed"]))]
+    if len(result["steps"]) > 1:
+        rows += [_row(f"  {step}", medians, "") for step, medians in result["steps"].items()]
+    return rows
+
+
+def _row(name: str, medians: dict[str, Any], committed: str) -> list[str]:
+    plain, hit = medians["plain"], medians["hit"]
+    return [
+        name,
+        seconds(plain["load"]),
+        seconds(hit["load"]),
+        f"{medians['ratio']:.1f}x",
+        seconds(plain["until_read"]),
+        seconds(hit["until_read"]),
+        f"{medians['ratio_until_read']:.1f}x",
+        seconds(medians["miss"]["load"]),
+        f"{medians['first_ratio']:.2f}",
+        committed,
+    ]
+
+
+def _grid(rows: list[list[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    drawn = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        drawn.append("  ".join(cells).rstrip())
+    return [drawn[0], "-" * len(drawn[0]), *drawn[1:]]

