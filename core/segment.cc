@@ -73,16 +73,23 @@ Result<UniqueFd> create_segment(std::string_view name, std::uint64_t size) {
   return fd;
 }
 
-Status write_segment(int fd, const SegmentPlan& plan, std::span<const Source> sources) {
+Status check_sources(const SegmentPlan& plan, std::span<const Source> sources) {
   if (sources.size() != plan.buffers.size()) {
     return Status(Code::kInvalid, "segment: " + std::to_string(sources.size()) + " sources for " +
                                       std::to_string(plan.buffers.size()) + " buffers");
   }
-  if (Status status = write_all(fd, plan.head.data(), plan.head.size(), 0); !status.ok()) return status;
   for (std::size_t i = 0; i < sources.size(); ++i) {
     if (sources[i].size != plan.buffers[i].size) {
       return Status(Code::kInvalid, "segment: source " + std::to_string(i) + " is not of the size that was planned");
     }
+  }
+  return {};
+}
+
+Status write_segment(int fd, const SegmentPlan& plan, std::span<const Source> sources) {
+  if (Status status = check_sources(plan, sources); !status.ok()) return status;
+  if (Status status = write_all(fd, plan.head.data(), plan.head.size(), 0); !status.ok()) return status;
+  for (std::size_t i = 0; i < sources.size(); ++i) {
     const auto* data = static_cast<const std::byte*>(sources[i].data);
     if (Status status = write_all(fd, data, sources[i].size, plan.buffers[i].offset); !status.ok()) return status;
   }

@@ -27,6 +27,9 @@ struct Source {
   std::uint64_t size;
 };
 
+// kInvalid unless there is one source per buffer, each of the planned size.
+Status check_sources(const SegmentPlan& plan, std::span<const Source> sources);
+
 // Writes head and buffers in the calling thread (pwrite: 1-1.5 GB/s where faulting a mapping in
 // gave 0.3-0.8). Errors: kExhausted when memory or the limit is reached, kIo.
 Status write_segment(int fd, const SegmentPlan& plan, std::span<const Source> sources);
