@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: MIT
+"""Overmind on and off in this process: patches, import hooks, magics. The only module with that state.
+
+It survives `%reload_ext`, which executes overmind/__init__.py again but not this file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from overmind import loaders, log
+from overmind.loader import Loader
+from overmind.patching import ImportHooks, PatchSet
+
+_lock = threading.RLock()
+_patches: PatchSet | None = None
+_hooks: ImportHooks | None = None
+_said_disabled = False
+
+
+def unavailable() -> str | None:
+    """Why Overmind can't work in this process, with what to do; None if it can."""
+    try:
+        from overmind import _core
+    except ImportError as error:
+        return f"its compiled part can't be imported ({error}); reinstall overmind-jupyter for this Python"
+    try:
+        settings = _core.config()
+    except _core.OvermindError as error:
+        return str(error)
+    log.configure(settings.log_level)
+    return None
+
+
+def disabled_by_environment() -> bool:
+    """OVERMIND_DISABLE=1."""
+    from overmind import _core
+
+    return _core.config().disabled
+
+
+def enabled() -> bool:
+    """Whether loaders are wrapped now."""
+    return _patches is not None
+
+
+def enable() -> bool:
+    """Wraps the loaders. Idempotent; False, with a log line, where it can't work."""
+    reason = unavailable()
+    if reason is not None:
+        log.warn_once(f"loads are native: {reason}")
+        return False
+    if disabled_by_environment():
+        _say_disabled()
+        return False
+    _install()
+    return True
+
+
+def _say_disabled() -> None:
+    global _said_disabled
+    if not _said_disabled:
+        _said_disabled = True
+        log.logger.info("OVERMIND_DISABLE is set, loads are native")
+
+
+def _install() -> None:
+    global _patches, _hooks
+    with _lock:
+        if _hooks is not None:
+            _hooks.catch_up()
+            return
+        _patches, _hooks = PatchSet(_call), ImportHooks()
+        loaders.install(_patches, _hooks)
+
+
+def disable() -> None:
+    """Restores every loader, and stops watching imports. Idempotent."""
+    global _patches, _hooks
+    with _lock:
+        patches, hooks = _patches, _hooks
+        _patches = _hooks = None
+        if hooks is not None:
+            hooks.remove()
+        if patches is not None:
+            patches.undo()
+
+
+def _load_module() -> Any:
+    """overmind.load, imported at the first load; None if that fails (a broken installation)."""
+    try:
+        return importlib.import_module("overmind.load")
+    except Exception as error:
+        log.warn_once(f"loads are native: overmind.load can't be imported ({type(error).__name__}: {error})")
+        return None
+
+
+def _call(
+    loader: Loader, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], owner: type | None
+) -> Any:
+    module = _load_module()
+    if module is None:
+        return function(*args, **kwargs)
+    return module.call(loader, function, args, kwargs, owner)
+
+
+def generic(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`overmind.load(fn, *args, **kwargs)`."""
+    module = None
+    if unavailable() is None:
+        if disabled_by_environment():
+            _say_disabled()
+        else:
+            module = _load_module()
+    if module is None:
+        return fn(*args, **kwargs)
+    return module.generic(fn, *args, **kwargs)
+
+
+def load_ipython_extension(ip: Any) -> None:
+    """%load_ext overmind. Never raises for what it can say: a notebook's first cell must not fail on it."""
+    reason = unavailable()
+    if reason is not None:
+        print(f"overmind: not loaded: {reason}")
+        return
+    from overmind.magic import OvermindMagics
+
+    OvermindMagics.install(ip)
+    if disabled_by_environment():
+        print("overmind: OVERMIND_DISABLE is set: %overmind works, loads are native")
+    enable()
+
+
+def unload_ipython_extension(ip: Any) -> None:
+    """%unload_ext overmind. Harmless if it was never loaded."""
+    disable()
+    from overmind.magic import OvermindMagics
+
+    OvermindMagics.uninstall(ip)
