@@ -172,7 +172,7 @@ def table(found: dict[str, Any]) -> str:
     if any(name in SCENARIOS for name in results):
         head = ["load", "plain", "hit", "ratio", "plain, read", "hit, read", "ratio", "first", "/plain", "committed"]
         rows = [row for name in results if name in SCENARIOS for row in _load_rows(name, results[name])]
-        lines += _grid([head, *rows]) + [""]
+        lines += [*_grid([head, *rows]), ""]
     if "memory" in results:
         copies, daemon = results["memory"]["copies"], results["memory"]["daemon_bytes"] / 1e6
         lines.append(f"{results['memory']['title']}: {copies:.3f} copies of its weights; daemon {daemon:.1f} MB")

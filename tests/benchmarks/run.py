@@ -24,12 +24,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
-
 import report
 from scenarios import SCENARIOS, folders
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
 
 CHILD_SECONDS = 900
 OTHERS = ("memory", "bare")

@@ -7,6 +7,7 @@ name, which is how a pipeline receives its vae.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +115,8 @@ SCENARIOS = {
 
 def folders(cache: Path, tiny: bool) -> Folders:
     """Where a scenario's model lies, made first if needed; `tiny` gives the small one of the same kind."""
+    # A scenario's module may be run from any folder; the recipes lie one above it.
+    sys.path.append(str(Path(__file__).resolve().parent.parent))
     import models
 
     def folder(name: str) -> Path:
