@@ -1,0 +1,20 @@
+# Every target does its own set-up (tests/setup.sh): apt packages, .venv, torch, build. The second time that is quick.
+.PHONY: demo test bench lint clean setup
+
+setup:
+	@tests/setup.sh
+
+demo: setup  ## restart a real kernel, with and without Overmind
+	@.venv/bin/python tests/demo.py
+
+test: setup  ## everything: C++, sanitizers, fuzzers, Python
+	@tests/run_all.sh
+
+bench: setup  ## the table of figures, and build/bench.json
+	@.venv/bin/python tests/benchmarks/run.py
+
+lint: setup  ## style and types, C++ and Python
+	@tests/lint.sh
+
+clean:  ## everything that was built; the environment stays
+	rm -rf build
