@@ -32,13 +32,14 @@ struct Config {
   static Result<Config> from_environment();
 };
 
-// "16GiB", "512MB", "1000000", "50%" (of `available`). Errors: kInvalid.
+// "16GiB", "1.5G" (binary too), "512MB" (decimal), "1000000", "50%" (of `available`). Errors: kInvalid.
 Result<std::uint64_t> parse_budget(const std::string& text, std::uint64_t available);
 
-// Memory that this process's cgroup (v2 or v1) and the machine can still give, plus what is reclaimable; bytes.
-std::uint64_t available_memory();
+// Memory that this process's cgroup (v2 or v1, and every one above it) and the machine can still give, plus
+// page cache that they can drop; bytes. `prefix` goes before /proc and /sys, for tests.
+std::uint64_t available_memory(const std::string& prefix = "");
 
-// Creates `path` 0700 if missing; refuses a symlink, a foreign owner, or a mode open to others.
+// Creates `path` (not its parents) 0700 if missing; refuses a symlink, a foreign owner, or a mode open to others.
 // Errors: kDenied, kIo.
 Status ensure_private_dir(const std::string& path);
 
