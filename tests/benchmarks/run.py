@@ -13,18 +13,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
+
 import report
+from private_store import connect, private_store
 from scenarios import SCENARIOS, folders
 
 HERE = Path(__file__).resolve().parent
@@ -38,24 +37,19 @@ MODES = ("plain", "miss", "hit")
 class Bench:
     """The store of this run (own runtime folder, own daemon) and the processes measured against it."""
 
-    def __init__(self, runtime: Path, models: Path, tiny: bool) -> None:
-        self.runtime, self.models, self.tiny = runtime, models, tiny
+    def __init__(self, environment: dict[str, str], models: Path, tiny: bool) -> None:
+        runtime = Path(environment["OVERMIND_RUNTIME_DIR"])
+        self.models, self.tiny = models, tiny
         self.where = folders(models, tiny)
+        self.tiny_file = runtime / "tiny.pt"
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("OVERMIND_")},
-            "OVERMIND_RUNTIME_DIR": str(runtime),
-            "OVERMIND_BENCH_FILE": str(runtime / "tiny.pt"),
+            **environment,
+            "OVERMIND_BENCH_FILE": str(self.tiny_file),
             # Neither side may ask a hub about folders that are here.
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
         }
-        if budget := os.environ.get("OVERMIND_BUDGET"):
-            self.environment["OVERMIND_BUDGET"] = budget
-        os.environ.clear()
-        os.environ.update(self.environment)
-        from overmind import store
-
-        self.store = store.client()
+        self.store = connect(runtime, start=True)
 
     def daemon_pid(self) -> int:
         return int(self.store.stats()["daemon_pid"])
@@ -186,7 +180,7 @@ def measure_bare(bench: Bench, runs: int, entries: int, hits: int) -> dict[str, 
     """Time of a hit that restores next to nothing, with one entry in the catalog and with many."""
     import torch
 
-    torch.save({"tensor": torch.arange(4)}, bench.environment["OVERMIND_BENCH_FILE"])
+    torch.save({"tensor": torch.arange(4)}, bench.tiny_file)
     samples: dict[str, dict[str, list[float]]] = {
         loader: {"one": [], "many": []} for loader in ("torch.load", "overmind.load")
     }
@@ -214,37 +208,6 @@ def measure(bench: Bench, names: list[str], runs: int, quick: bool) -> dict[str,
     return results
 
 
-@contextlib.contextmanager
-def bench_store(models: Path, tiny: bool) -> Iterator[Bench]:
-    """A Bench whose daemon ends, by its pid, with the block."""
-    # Short and in /tmp: the path of a socket has 107 characters at most.
-    runtime = Path(tempfile.mkdtemp(prefix="ov-bench-", dir="/tmp"))
-    try:
-        bench = Bench(runtime, models, tiny)
-        pid = bench.daemon_pid()
-        try:
-            yield bench
-        finally:
-            stop(pid)
-    finally:
-        shutil.rmtree(runtime, ignore_errors=True)
-
-
-def stop(pid: int, seconds: float = 20.0) -> None:
-    """Ends a daemon that this program started and waits until it is gone."""
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        process.send_signal(signal.SIGTERM)
-        process.wait(seconds)
-    except psutil.NoSuchProcess:
-        return
-    except psutil.TimeoutExpired:
-        process.kill()
-        process.wait(seconds)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small models, two rounds: shows that it works, no more")
@@ -255,7 +218,8 @@ def main() -> int:
     options = parser.parse_args()
     runs = options.runs or (2 if options.quick else 5)
     names = options.only or [*SCENARIOS, *OTHERS]
-    with bench_store(options.models.resolve(), options.quick) as bench:
+    with private_store() as environment:
+        bench = Bench(environment, options.models.resolve(), options.quick)
         results = measure(bench, names, runs, options.quick)
     document = report.document(results, runs, options.quick)
     options.json.parent.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
+
+import models
+
 Results = dict[str, Any]
 Folders = Callable[[str], Path]
 
@@ -115,9 +119,6 @@ SCENARIOS = {
 
 def folders(cache: Path, tiny: bool) -> Folders:
     """Where a scenario's model lies, made first if needed; `tiny` gives the small one of the same kind."""
-    # A scenario's module may be run from any folder; the recipes lie one above it.
-    sys.path.append(str(Path(__file__).resolve().parent.parent))
-    import models
 
     def folder(name: str) -> Path:
         if name == "minilm":

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: MIT
+"""A store of one's own, for programs (benchmarks, demo) that must neither use nor disturb the user's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+@contextlib.contextmanager
+def private_store() -> Iterator[dict[str, str]]:
+    """The environment for processes that use a store in a new runtime folder.
+
+    A daemon that one of them started is ended, by its pid, with the block. OVERMIND_BUDGET is passed on.
+    """
+    # Short and in /tmp: the path of a socket has 107 characters at most.
+    runtime = Path(tempfile.mkdtemp(prefix="ov-", dir="/tmp"))
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("OVERMIND_") or name == "OVERMIND_BUDGET"
+    }
+    environment["OVERMIND_RUNTIME_DIR"] = str(runtime)
+    try:
+        yield environment
+    finally:
+        _stop(runtime)
+        shutil.rmtree(runtime, ignore_errors=True)
+
+
+def connect(runtime: Path, *, start: bool) -> Any:
+    """A client of the store in `runtime`. Raises overmind._core.OvermindError."""
+    from overmind import _core, store
+
+    settings = store.config()
+    settings.runtime_dir = str(runtime)
+    client = _core.Client(settings)
+    client.connect(start=start)
+    return client
+
+
+def _stop(runtime: Path, seconds: float = 20.0) -> None:
+    import psutil
+    from overmind import _core
+
+    try:
+        process = psutil.Process(connect(runtime, start=False).stats()["daemon_pid"])
+    except (_core.OvermindError, psutil.NoSuchProcess):
+        return  # none was started
+    process.terminate()
+    try:
+        process.wait(seconds)
+    except psutil.TimeoutExpired:
+        process.kill()
+        process.wait(seconds)
