@@ -20,11 +20,9 @@ def private_store() -> Iterator[dict[str, str]]:
     """
     # Short and in /tmp: the path of a socket has 107 characters at most.
     runtime = Path(tempfile.mkdtemp(prefix="ov-", dir="/tmp"))
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("OVERMIND_") or name == "OVERMIND_BUDGET"
-    }
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OVERMIND_")}
+    if budget := os.environ.get("OVERMIND_BUDGET"):
+        environment["OVERMIND_BUDGET"] = budget
     environment["OVERMIND_RUNTIME_DIR"] = str(runtime)
     try:
         yield environment
