@@ -228,7 +228,7 @@ class ImportHooks:
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec = None if find is None else find(fullname, path, target)
             if spec is not None:
-                return spec  # type: ignore[no-any-return]
+                return spec
         return None
 
     def _shadow(self, loader: Any, fullname: str) -> None:

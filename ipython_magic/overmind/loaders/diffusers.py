@@ -2,8 +2,8 @@
 """diffusers: models, pipelines, schedulers, single files.
 
 A pipeline takes modules that the caller loaded before (`vae=vae`) and puts them into the result as they are; that is
-`embeds_modules`. Classes that override `from_pretrained` and are not listed (diffusers 0.42: AutoModel, LegacyModelMixin,
-MultiControlNetModel, MultiAdapter) read a config and end in ModelMixin's, where they hit.
+`embeds_modules`. Classes that override `from_pretrained` and are not listed (diffusers 0.42: AutoModel,
+LegacyModelMixin, MultiControlNetModel, MultiAdapter) read a config and end in ModelMixin's, where they hit.
 """
 
 from __future__ import annotations

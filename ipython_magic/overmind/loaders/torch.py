@@ -73,7 +73,7 @@ def _ambient(_call: BoundCall) -> object:
     """Everything that torch.load reads besides its arguments and the file (torch 2.13: serialization.py, `load`)."""
     options = _options()
     serialization = sys.modules.get("torch.serialization")
-    safe = getattr(serialization, "get_safe_globals", list)()
+    safe: list[object] = getattr(serialization, "get_safe_globals", list)()
     return {
         "safe_globals": sorted(_safe_name(item) for item in safe),
         "packages": [

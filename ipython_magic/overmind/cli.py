@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: MIT
+"""The `overmind` command: the verbs of %overmind for a terminal. Parse and print; the work is in commands.py.
+
+Exit status: 0 done, 1 it could not be done (or `doctor` found something wrong), 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import click
+
+try:
+    from overmind import _core, commands
+except ImportError as error:
+    sys.exit(f"overmind: its compiled part can't be imported ({error}); reinstall overmind-jupyter for this Python")
+from overmind import display as shown
+
+
+def _safely(function: Callable[..., None]) -> Callable[..., None]:
+    """Errors that a user can understand become one line on stderr and the exit status."""
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            function(*args, **kwargs)
+        except commands.CommandError as error:
+            raise click.UsageError(str(error)) from None
+        except _core.OvermindError as error:
+            raise click.ClickException(str(error)) from None
+
+    return run
+
+
+def _json_option(function: Callable[..., None]) -> Callable[..., None]:
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
+
+
+def _print(value: Any, text: str, as_json: bool) -> None:
+    click.echo(json.dumps(value, indent=2, sort_keys=True) if as_json else text)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(_core.__version__, prog_name="overmind")
+def main() -> None:
+    """Models that survive a kernel restart: look at the store, and manage it."""
+
+
+@main.command()
+@click.option("--idle-exit", type=click.FloatRange(min=0), metavar="SECONDS", help="End when nobody used it so long.")
+@_json_option
+@_safely
+def start(idle_exit: float | None, as_json: bool) -> None:
+    """Start the daemon, if none runs. The first load does it too."""
+    found = commands.start(idle_exit)
+    _print(found, shown.status_text(found), as_json)
+    if not found["running"]:
+        sys.exit(1)
+
+
+@main.command()
+@_json_option
+@_safely
+def stop(as_json: bool) -> None:
+    """End the daemon. What it holds is given up; kernels keep what they loaded."""
+    found = commands.stop()
+    text = f"stopped; {found['entries']} entries given up" if found["stopped"] else "no daemon was running"
+    _print(found, text, as_json)
+
+
+@main.command()
+@_json_option
+@_safely
+def status(as_json: bool) -> None:
+    """Whether a daemon runs, and where. Exit status 1 if none does."""
+    found = commands.status()
+    _print(found, shown.status_text(found), as_json)
+    if not found["running"]:
+        sys.exit(1)
+
+
+@main.command("list")
+@_json_option
+@_safely
+def list_entries(as_json: bool) -> None:
+    """The entries, the one used last first."""
+    rows = commands.entries()
+    _print(rows, shown.entries_text(rows), as_json)
+
+
+@main.command()
+@_json_option
+@_safely
+def stats(as_json: bool) -> None:
+    """Memory, hit rate, what the hits stood for, and the entries."""
+    found = commands.stats(here=False)
+    _print(found, shown.stats_text(found), as_json)
+
+
+@main.command()
+@click.argument("count", type=click.IntRange(min=1), default=10, metavar="[N]")
+@_json_option
+@_safely
+def why(count: int, as_json: bool) -> None:
+    """The last N loads of all your processes, newest first, and why each was no hit."""
+    rows = commands.why(count, here=False)
+    _print(rows, shown.records_text(rows), as_json)
+
+
+@main.command()
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.option("--all", "everything", is_flag=True, help="Every entry.")
+@click.option("--stale", is_flag=True, help="Entries whose files have changed.")
+@_json_option
+@_safely
+def drop(ids: tuple[str, ...], everything: bool, stale: bool, as_json: bool) -> None:
+    """Drop entries by ID (or its beginning), all, or the stale ones."""
+    if bool(ids) + everything + stale != 1:
+        raise click.UsageError("give ids, or --all, or --stale")
+    if everything:
+        count = commands.drop_all()
+        _print({"dropped": count}, f"{count} entries dropped", as_json)
+    elif stale:
+        reasons = commands.drop_stale()
+        lines = [f"{name} dropped: {shown.clean(reason)}" for name, reason in reasons.items()]
+        _print(reasons, "\n".join(lines) or "none is stale", as_json)
+    else:
+        dropped = commands.drop(list(ids))
+        _print({"dropped": dropped}, "\n".join(f"{name} dropped" for name in dropped), as_json)
+
+
+def _pin(text: str, pinned: bool, as_json: bool) -> None:
+    entry_id = commands.pin(text, pinned)
+    _print({"id": entry_id, "pinned": pinned}, f"{entry_id} {'pinned' if pinned else 'unpinned'}", as_json)
+
+
+@main.command()
+@click.argument("entry_id", metavar="ID")
+@_json_option
+@_safely
+def pin(entry_id: str, as_json: bool) -> None:
+    """Keep an entry from being evicted."""
+    _pin(entry_id, True, as_json)
+
+
+@main.command()
+@click.argument("entry_id", metavar="ID")
+@_json_option
+@_safely
+def unpin(entry_id: str, as_json: bool) -> None:
+    """Let a pinned entry be evicted again."""
+    _pin(entry_id, False, as_json)
+
+
+@main.command()
+@click.option("--seconds", type=click.FloatRange(min=0), help="Stop after so long; otherwise Ctrl-C ends it.")
+@_json_option
+@_safely
+def monitor(seconds: float | None, as_json: bool) -> None:
+    """Events as they happen, one a line, until Ctrl-C or the end of the daemon."""
+    from overmind import monitor as watching
+
+    try:
+        for event in watching.events(seconds):
+            click.echo(json.dumps(event) if as_json else shown.event_text(event))
+    except KeyboardInterrupt:
+        return
+
+
+@main.command()
+@_json_option
+@_safely
+def doctor(as_json: bool) -> None:
+    """Check this machine and say what to do. Exit status 1 if something is wrong."""
+    from overmind import doctor as examiner
+
+    checks = examiner.examine()
+    _print(examiner.as_json(checks), examiner.text(checks), as_json)
+    if not examiner.healthy(checks):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
