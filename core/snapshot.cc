@@ -2,13 +2,14 @@
 // Three processes take part:
 //   caller        blocks its signals, makes the intermediate with CLONE_VM|CLONE_VFORK on a stack of its
 //                 own, and sleeps until that one has exited
-//   intermediate  shares the caller's memory; forks the child and exits. Its exit signal is 0, so it is
-//                 reaped here with __WCLONE and nobody's SIGCHLD handler or waitpid(-1) sees it
+//   intermediate  shares the caller's memory; leaves its session, forks the child and exits. Its exit
+//                 signal is 0, so it is reaped here with __WCLONE and nobody's SIGCHLD handler or
+//                 waitpid(-1) sees it
 //   child         a copy-on-write copy of the caller at this instant, adopted by init (or by the nearest
 //                 subreaper: a caller that is one, or is process 1, must reap it as it does others)
 // Steps of the child:
 //   1 close every descriptor but segment, socket and pipe       4 seal
-//   2 leave session and folder, become idle, OOM victim first   5 send the commit frame, await one reply
+//   2 leave its folder, become idle, first OOM victim           5 send the commit frame, await one reply
 //   3 write head and buffers                                    6 report into the pipe, exit
 // A plain fork would run at-fork handlers of other libraries and raise SIGCHLD; posix_spawn cannot keep
 // the memory; a thread would read memory that the user is already changing.
@@ -134,7 +135,6 @@ OVERMIND_UNINSTRUMENTED void close_others(const Work* work) {
 // ---- step 2: each is a courtesy, none is worth failing for --------------------------------------
 
 OVERMIND_UNINSTRUMENTED void step_aside() {
-  raw_syscall(SYS_setsid);
   raw_syscall(SYS_chdir, as_long("/"));
   raw_syscall(SYS_prctl, PR_SET_NAME, as_long("overmind-snap"));
   const int no_priority = 0;  // struct sched_param
@@ -239,6 +239,9 @@ OVERMIND_UNINSTRUMENTED std::int32_t publish(const Work* work, long* result) {
 
 OVERMIND_UNINSTRUMENTED int run_intermediate(void* argument) {
   auto* work = static_cast<Work*>(argument);
+  // Here and not in the child, which is then born outside of the kernel's session and process group: a
+  // killpg right after the fork was seen to be quicker than the child's first steps.
+  raw_syscall(SYS_setsid);
   const long pid = raw_syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);  // a fork: flags only
   if (pid == 0) run_child(work);
   work->child = pid;
