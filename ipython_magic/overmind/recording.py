@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: MIT
+"""Watches one native load: what it reads, says, and leaves changed.
+
+Nothing of the load is altered: its exceptions pass, its warnings and records show as ever. The hooks for warnings
+and log records are process-wide and put in place once for all loads that run at a time; each notes only what comes
+from a thread with a recording, or from one that was started while the only recording ran (transformers loads
+weights in a thread pool).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import random
+import sys
+import threading
+import time
+import types
+import warnings
+from typing import Any
+
+from overmind import _core, dependencies, hub, modules, replay
+from overmind.encoding import Uncacheable
+from overmind.key import Request, encode_arguments
+
+MAX_MESSAGES = 1000
+
+_local = threading.local()
+
+
+class Recording:
+    """Context manager around one native load, on the thread that runs it. Inside another one it does nothing.
+
+    After a load that raised nothing: `refusal` is why its result can't be cached, or None; `dependencies` and
+    `messages` are what an entry keeps (JSON).
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.refusal: str | None = None
+        self.dependencies: list[list[Any]] = []
+        self.messages: list[list[Any]] = []
+        self._request = request
+        self._outermost = False
+
+    def __enter__(self) -> Recording:
+        if getattr(_local, "recording", None) is not None:
+            return self
+        self._outermost = True
+        self._modules = set(sys.modules)
+        self._unreadable = False
+        self._mapped = _mapped()
+        self._random = _RandomState()
+        self._threads = {thread.ident for thread in threading.enumerate()}
+        self._start_ns = time.time_ns()
+        _local.recording = self
+        _hooks.enter(self)
+        try:
+            _core.start_recording()
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: BaseException | None, _trace: types.TracebackType | None
+    ) -> None:
+        if not self._outermost:
+            return
+        try:
+            events = _core.stop_recording()
+        finally:
+            self._leave()
+        if kind is not None:
+            return
+        try:
+            self.refusal = self._changed_state()
+            if self.refusal is None:
+                self.dependencies = self._collect(events)
+        except (Uncacheable, dependencies.Refused) as refusal:
+            self.refusal = str(refusal)
+        except Exception as error:  # the load itself went well: its result must reach the caller
+            self.refusal = f"what it read could not be told ({type(error).__name__}: {error})"
+
+    def _leave(self) -> None:
+        _local.recording = None
+        _hooks.leave(self)
+
+    def note(self, message: list[Any] | None) -> None:
+        """Keeps a message of any thread; None for one that can't be read."""
+        if message is None:
+            self._unreadable = True
+        else:
+            self.messages.append(message)
+
+    def started(self, thread: int) -> bool:
+        """True for a thread that did not exist when the load began."""
+        return thread not in self._threads
+
+    def _changed_state(self) -> str | None:
+        consumed = self._random.consumed()
+        if consumed is not None:
+            return f"it consumed or seeded random numbers ({consumed})"
+        if len(self.messages) > MAX_MESSAGES:
+            return f"it said {len(self.messages)} warnings and log records"
+        if self._unreadable:
+            return "it logged a message that can't be formatted"
+        try:
+            encoder = encode_arguments(self._request.call)
+        except Uncacheable as error:
+            return f"it changed its arguments ({error})"
+        name = encoder.difference(self._request.encoded)
+        return None if name is None else f"it changed its argument {name!r}"
+
+    def _collect(self, events: list[tuple[str, str, str]]) -> list[list[Any]]:
+        request = self._request
+        folders = list(request.folders)
+        if request.snapshot is not None:
+            folders.append(request.snapshot.folder)
+        _check_repositories(request, [path for _event, path, _mode in events])
+        opened = dependencies.Opened(self._start_ns, folders, request.files, request.generic)
+        found = opened.collect(events, _mapped() - self._mapped)
+        imported = [name for name in set(sys.modules) - self._modules if _is_own(name)]
+        return [*found, *request.code, *dependencies.of_classes(imported)]
+
+
+def _is_own(name: str) -> bool:
+    """A module of the user's own, with a source file."""
+    module = sys.modules.get(name)
+    if type(module) is not types.ModuleType or modules.installed(name):
+        return False
+    return modules.file_of(module) is not None
+
+
+def _check_repositories(request: Request, paths: list[str]) -> None:
+    """Only the target's commit is in the key. Offline, another repository's refs file is a dependency like any."""
+    own = request.snapshot
+    for path in paths:
+        found = hub.repository_of(path)
+        if found is None or (own is None and path.startswith(tuple(f"{folder}/" for folder in request.folders))):
+            continue
+        if own is not None and found[0] == own.storage:
+            if found[1] != own.commit:
+                raise dependencies.Refused(f"the repository moved to {found[1]} during the load")
+        elif hub.online(request.call.arguments):
+            raise dependencies.Refused(f"it read a second repository ({found[0]}), which the hub may move")
+
+
+def _mapped() -> set[str]:
+    return dependencies.mapped_files() if "torch" in sys.modules else set()
+
+
+class _RandomState:
+    """The global generators of random, numpy and torch. About 80 us to take with all three."""
+
+    def __init__(self) -> None:
+        self._python = random.getstate()
+        self._numpy = _numpy_state()
+        self._torch = _torch_state()
+
+    def consumed(self) -> str | None:
+        """The library whose generator moved, or None."""
+        if random.getstate() != self._python:
+            return "random"
+        numpy = _numpy_state()
+        if numpy != self._numpy and not (self._numpy is None and _is_new_numpy(numpy)):
+            return "numpy"
+        torch = _torch_state()
+        if torch != self._torch and not (self._torch is None and _is_new_torch()):
+            return "torch"
+        return None
+
+
+def _numpy_state() -> tuple[Any, ...] | None:
+    module = sys.modules.get("numpy.random.mtrand")
+    if module is None:
+        return None
+    state = module._rand.get_state(legacy=False)
+    if state["bit_generator"] != "MT19937":
+        return (str(state),)
+    return (state["state"]["key"].tobytes(), state["state"]["pos"], state["has_gauss"], state["gauss"])
+
+
+def _is_new_numpy(state: tuple[Any, ...] | None) -> bool:
+    """True if the generator was neither used nor seeded since the import: seeding leaves pos 624, a start 623."""
+    return state is not None and len(state) == 4 and state[1:] == (623, 0, 0.0)
+
+
+def _torch_state() -> tuple[bytes, ...] | None:
+    torch = sys.modules.get("torch")
+    if torch is None or "default_generator" not in vars(torch):
+        return None
+    states = [_bytes_of(torch.default_generator.get_state())]
+    cuda = sys.modules.get("torch.cuda")
+    if cuda is not None and cuda.is_initialized():
+        states += [_bytes_of(generator.get_state()) for generator in cuda.default_generators]
+    return tuple(states)
+
+
+def _bytes_of(tensor: Any) -> bytes:
+    return ctypes.string_at(tensor.data_ptr(), tensor.numel())
+
+
+def _is_new_torch() -> bool:
+    """True if torch, imported during the load, has drawn nothing and was not seeded.
+
+    Its own seed is 64 random bits, a user's is small: one in four billion own ones is taken for the user's.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return True
+    seed = torch.default_generator.initial_seed()
+    fresh = torch.Generator()
+    fresh.manual_seed(seed)
+    same = _bytes_of(fresh.get_state()) == _bytes_of(torch.default_generator.get_state())
+    return bool(same and seed >= 1 << 32)
+
+
+class _Hook:
+    """One installation of the hooks, over whatever was there. Idle, and only passing on, once it is not current."""
+
+    def __init__(self) -> None:
+        self.factory = logging.getLogRecordFactory()
+        self.show = warnings.showwarning
+        self.installed_factory = self.make_record  # a bound method is made anew at each access
+        self.installed_show = self.show_warning
+        logging.setLogRecordFactory(self.installed_factory)
+        warnings.showwarning = self.installed_show
+
+    def remove(self) -> None:
+        """Restores what was there, unless somebody has put his own over it: that one still calls this."""
+        if logging.getLogRecordFactory() is self.installed_factory:
+            logging.setLogRecordFactory(self.factory)
+        if warnings.showwarning is self.installed_show:
+            warnings.showwarning = self.show
+
+    def make_record(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = self.factory(*args, **kwargs)
+        collector = _hooks.collector(self)
+        if collector is not None and record.name.partition(".")[0] != "overmind":
+            try:
+                collector.note(replay.of_record(record))
+            except Exception:  # the handler reports a message that can't be formatted, as ever
+                collector.note(None)
+        return record
+
+    def show_warning(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: Any = None,
+        line: str | None = None,
+    ) -> None:
+        collector = _hooks.collector(self)
+        if collector is not None and file is None:
+            collector.note(replay.of_warning(message, category, filename, lineno))
+        self.show(message, category, filename, lineno, file, line)
+
+
+class _Hooks:
+    """Which recordings run, and the hook that serves them all."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._active: list[Recording] = []
+        self._hook: _Hook | None = None
+
+    def enter(self, recording: Recording) -> None:
+        with self._lock:
+            self._active.append(recording)
+            if self._hook is None:
+                self._hook = _Hook()
+
+    def leave(self, recording: Recording) -> None:
+        with self._lock:
+            self._active.remove(recording)
+            if not self._active and self._hook is not None:
+                self._hook.remove()
+                self._hook = None
+
+    def collector(self, hook: _Hook) -> Recording | None:
+        """The recording that a message on this thread belongs to."""
+        if hook is not self._hook:
+            return None
+        own: Recording | None = getattr(_local, "recording", None)
+        if own is not None:
+            return own
+        active = list(self._active)
+        if len(active) == 1 and active[0].started(threading.get_ident()):
+            return active[0]
+        return None
+
+
+_hooks = _Hooks()

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: MIT
+"""Warnings and log records of a native load, said again on a hit.
+
+They go through this process's own filters, levels and handlers, as if they came from the load just now.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+
+def of_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int) -> list[Any]:
+    """A warning as JSON."""
+    return ["w", category.__module__, category.__qualname__, str(message), filename, lineno]
+
+
+def of_record(record: logging.LogRecord) -> list[Any]:
+    """A log record as JSON; its message is formatted."""
+    text = record.getMessage()
+    trace = record.exc_text
+    if trace is None and record.exc_info and record.exc_info[0] is not None:
+        trace = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
+    return ["l", record.name, record.levelno, text, record.pathname, record.lineno, record.funcName, trace]
+
+
+def replay(messages: Sequence[Sequence[Any]]) -> None:
+    """Says each message again, in order. A warning that this process's filters turn into an error is raised."""
+    for message in messages:
+        if message[0] == "w":
+            _warn(*message[1:])
+        else:
+            _log(*message[1:])
+
+
+def _warn(module: str, qualname: str, text: str, filename: str, lineno: int) -> None:
+    owner = next((name for name, found in list(sys.modules.items()) if getattr(found, "__file__", None) == filename), None)
+    # The registry of "once" and "default" filters is the warning module's own, as warnings.warn() would use it.
+    registry = vars(sys.modules[owner]).setdefault("__warningregistry__", {}) if owner is not None else None
+    warnings.warn_explicit(text, _category(module, qualname), filename, lineno, module=owner, registry=registry)
+
+
+def _category(module: str, qualname: str) -> type[Warning]:
+    try:
+        found: Any = sys.modules.get(module) or importlib.import_module(module)
+        for part in qualname.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        return UserWarning
+    return found if isinstance(found, type) and issubclass(found, Warning) else UserWarning
+
+
+def _log(
+    name: str, level: int, text: str, pathname: str, lineno: int, function: str | None, trace: str | None
+) -> None:
+    logger = logging.getLogger(name)
+    if not logger.isEnabledFor(level):
+        return
+    record = logger.makeRecord(name, level, pathname, lineno, text, (), None, function)
+    record.exc_text = trace
+    logger.handle(record)

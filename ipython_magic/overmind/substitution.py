@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: MIT
+"""The caller's own objects inside a result: how they are found in a call, and again in another one.
+
+`pipe.vae is vae` must hold on a hit as it does natively. On a miss every mutable object of the arguments gets a
+number; where the result refers to one, the skeleton holds the number. On a hit the numbers stand for the objects at
+the same places of the new call. Calls with equal keys have the same shape and the same aliases (encoding.py), so
+a place of one is a place of the other.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from overmind import encoding
+from overmind.encoding import Node, Uncacheable
+
+_TABLES = ("_modules", "_parameters", "_buffers")
+
+
+class Arguments:
+    """The mutable objects of one call. Keeps them alive; never changes them. Not thread-safe."""
+
+    def __init__(self, arguments: dict[str, Any], nodes: Sequence[Node]) -> None:
+        self._arguments = arguments
+        self._nodes = nodes
+
+    def substitutes(self) -> tuple[dict[int, int], list[Any]]:
+        """id(object) -> number, and the objects in the order of their numbers.
+
+        Uncacheable if one argument is part of another: which of the two a result meant can't be told.
+        """
+        objects = [node.value for node in self._nodes]
+        numbers = {id(value): number for number, value in enumerate(objects)}
+        for tree in self._nodes:
+            if not tree.tree:
+                continue
+            for part in _parts(tree.value)[0]:
+                number = numbers.setdefault(id(part), len(objects))
+                if number < len(objects) and not _is_below(tree, number, self._nodes):
+                    raise Uncacheable("one argument is a part of another one, or shares a part with it")
+                objects.append(part)
+        return numbers, objects
+
+    def paths(self) -> list[Any]:
+        """Where resolve() finds the same objects in another call: JSON, in the order of substitutes()."""
+        found: list[Any] = [_steps(node) for node in self._nodes]
+        for node in self._nodes:
+            if node.tree:
+                parts, shape = _parts(node.value)
+                found.append(["tree", len(parts), shape, _steps(node)])
+        return found
+
+    def resolve(self, paths: list[Any]) -> list[Any]:
+        """This call's objects at `paths`, in order. LookupError if one has no such place."""
+        found: list[Any] = []
+        for path in paths:
+            if path and path[0] == "tree":
+                _name, count, shape, steps = path
+                parts, own_shape = _parts(self._walk(steps))
+                if len(parts) != count or own_shape != shape:
+                    raise LookupError("the parts of an argument differ from those of the call that was cached")
+                found.extend(parts)
+            else:
+                found.append(self._walk(path))
+        return found
+
+    def shares(self, buffers: Sequence[tuple[int, int]]) -> bool:
+        """True if any (address, nbytes) of a result lies in memory of an argument's tensor or array.
+
+        Such a result is a view of the caller's data natively, and would be a copy on a hit.
+        """
+        spans = sorted(span for value in self.substitutes()[1] for span in _memory(value))
+        return any(_overlaps(spans, address, nbytes) for address, nbytes in buffers if nbytes)
+
+    def _walk(self, steps: list[Any]) -> Any:
+        value: Any = self._arguments
+        position = 0
+        while position < len(steps):
+            value = _step(value, steps[position], steps[position + 1])
+            position += 2
+        return value
+
+
+def _steps(node: Node) -> list[Any]:
+    """Flat: kind, name, kind, name, ..."""
+    chain: list[list[Any]] = []
+    current: Node | None = node
+    while current is not None:
+        chain.append(current.step)
+        current = current.parent
+    return [part for step in reversed(chain) for part in step]
+
+
+def _step(value: Any, kind: str, name: Any) -> Any:
+    if kind == "a":
+        return value[name]
+    if kind == "i":
+        return tuple.__getitem__(value, name) if isinstance(value, tuple) else list.__getitem__(value, name)
+    if kind in ("k", "v"):
+        return list(dict.keys(value) if kind == "k" else dict.values(value))[name]
+    if kind == "t":
+        return encoding.state(value)[name]
+    if kind == "x":
+        return value.default_factory
+    if kind == "g":
+        return getattr(value, name)
+    raise LookupError(f"no step of kind {kind!r}")
+
+
+def _parts(root: Any) -> tuple[list[Any], str]:
+    """Submodules, parameters, buffers and the opaque attributes of an object, and a digest of their names.
+
+    The digest says under which names one object is found, so that ties are part of it.
+    """
+    parts: list[Any] = []
+    numbers: dict[int, int] = {id(root): -1}
+    shape = hashlib.sha1(usedforsecurity=False)
+    stack = [("", root)]
+    while stack:
+        prefix, owner = stack.pop()
+        state = encoding.state(owner)
+        for table in _TABLES:
+            for name, part in (state.get(table) or {}).items():
+                if part is None:
+                    continue
+                path = f"{prefix}.{name}"
+                number = numbers.get(id(part))
+                if number is None:
+                    number = numbers[id(part)] = len(parts)
+                    parts.append(part)
+                    if table == "_modules":
+                        stack.append((path, part))
+                shape.update(f"{table}{path}={number};{type(part).__qualname__}\n".encode())
+        if not any(table in state for table in _TABLES):
+            _opaque_parts(owner, state, parts, numbers, shape)
+    return parts, shape.hexdigest()
+
+
+def _opaque_parts(owner: Any, state: dict[str, Any], parts: list[Any], numbers: dict[int, int], shape: Any) -> None:
+    """Attributes of a tokenizer or processor, one level deep (its Rust tokenizer, its vocabulary)."""
+    for name, part in state.items():
+        if not _is_own(part):
+            continue
+        if id(part) not in numbers:
+            numbers[id(part)] = len(parts)
+            parts.append(part)
+        shape.update(f"{name}={numbers[id(part)]};{type(part).__qualname__}\n".encode())
+
+
+def _is_own(part: Any) -> bool:
+    """An object that only its owner holds: no enum member, dtype or other value that stands for itself everywhere."""
+    if isinstance(part, (list, dict, set, bytearray)):
+        return True
+    library = type(part).__module__.partition(".")[0]
+    return library in ("tokenizers", "transformers", "sentencepiece") and not isinstance(part, (enum.Enum, type))
+
+
+def _is_below(tree: Node, number: int, nodes: Sequence[Node]) -> bool:
+    """True if object `number` was met inside `tree` (its config, say), and not as an argument beside it."""
+    current: Node | None = nodes[number] if number < len(nodes) else None
+    while current is not None and current is not tree:
+        current = current.parent
+    return current is tree
+
+
+def _memory(value: Any) -> list[tuple[int, int]]:
+    torch = encoding.loaded("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        try:
+            storage = value.untyped_storage()
+            return [(storage.data_ptr(), storage.nbytes())] if storage.nbytes() else []
+        except (RuntimeError, NotImplementedError):
+            return []  # no memory of its own: meta, sparse, a wrapper
+    numpy = encoding.loaded("numpy")
+    if numpy is not None and type(value) is numpy.ndarray:
+        return [(value.ctypes.data, value.nbytes)] if value.nbytes else []
+    return []
+
+
+def _overlaps(spans: list[tuple[int, int]], address: int, nbytes: int) -> bool:
+    return any(start < address + nbytes and address < start + length for start, length in spans)
