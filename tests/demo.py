@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import models
 import nbformat
@@ -80,13 +81,13 @@ def run_cell(client: Any, cell: Cell) -> tuple[float, str]:
     return seconds, "".join(printed)
 
 
-def run_pass(manager: Any, cells: list[Cell], environment: dict[str, str]) -> Pass:
-    """Starts the kernel, or restarts the running one, and runs every cell in it."""
+def run_pass(manager: Any, cells: list[Cell], environment: dict[str, str], log: IO[bytes]) -> Pass:
+    """Starts the kernel, or restarts the running one, and runs every cell in it. `log` takes what it says itself."""
     start = time.perf_counter()
     if manager.has_kernel:
         manager.restart_kernel(env=environment)
     else:
-        manager.start_kernel(env=environment, cwd=str(NOTEBOOK.parent))
+        manager.start_kernel(env=environment, cwd=str(NOTEBOOK.parent), stdout=log, stderr=log)
     client = manager.client()
     client.start_channels()
     try:
@@ -137,28 +138,38 @@ def prepare(cache: Path, tiny: bool) -> None:
 
 
 def run_demo(cache: Path) -> str:
-    from jupyter_client.manager import KernelManager
-
     cells = read_cells()
-    with private_store() as environment:
+    with private_store() as environment, tempfile.TemporaryFile() as log:
         # Nothing is downloaded, so no hub need be asked.
         environment |= {"NOTEBOOK_MODELS": str(cache), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        manager = KernelManager(kernel_name="python3")
-        passes = []
         try:
-            for title, extra in (
-                ("first run", {}),
-                ("after a plain restart", {"OVERMIND_DISABLE": "1"}),
-                ("after a restart with Overmind", {}),
-            ):
-                print(f"demo: {title} ...", file=sys.stderr, flush=True)
-                passes.append(run_pass(manager, cells, environment | extra))
-        finally:
-            if manager.has_kernel:
-                manager.shutdown_kernel(now=True)
-            manager.cleanup_resources()
+            passes = run_passes(cells, environment, log)
+        except Exception:
+            log.seek(0)
+            sys.stderr.write(log.read().decode(errors="replace"))
+            raise
     compare(cells, passes)
     return table(cells, passes)
+
+
+def run_passes(cells: list[Cell], environment: dict[str, str], log: IO[bytes]) -> list[Pass]:
+    from jupyter_client.manager import KernelManager
+
+    manager = KernelManager(kernel_name="python3")
+    passes = []
+    try:
+        for title, extra in (
+            ("first run", {}),
+            ("after a plain restart", {"OVERMIND_DISABLE": "1"}),
+            ("after a restart with Overmind", {}),
+        ):
+            print(f"demo: {title} ...", file=sys.stderr, flush=True)
+            passes.append(run_pass(manager, cells, environment | extra, log))
+    finally:
+        if manager.has_kernel:
+            manager.shutdown_kernel(now=True)
+        manager.cleanup_resources()
+    return passes
 
 
 def main() -> int:

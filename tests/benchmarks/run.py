@@ -222,6 +222,7 @@ def main() -> int:
         bench = Bench(environment, options.models.resolve(), options.quick)
         results = measure(bench, names, runs, options.quick)
     document = report.document(results, runs, options.quick)
+    document["runtime_dir"] = environment["OVERMIND_RUNTIME_DIR"]
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(document, indent=1) + "\n")
     print(report.table(document))

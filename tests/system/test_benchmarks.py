@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import models
-import psutil
 import pytest
+from conftest import processes_of
 
 RUN = models.ROOT / "tests" / "benchmarks" / "run.py"
 LOADS = {
@@ -36,13 +36,8 @@ def bench(tmp_path: Path, *arguments: str) -> tuple[dict[str, object], str]:
     return json.loads(written.read_text()), done.stdout
 
 
-def daemons() -> set[int]:
-    return {process.pid for process in psutil.process_iter(["name"]) if process.info["name"] == "overmindd"}
-
-
 @pytest.mark.timeout(1200)
 def test_quick_run_measures_everything(tmp_path: Path) -> None:
-    before = daemons()
     document, table = bench(tmp_path)
     results = document["results"]
     assert isinstance(results, dict)
@@ -61,8 +56,9 @@ def test_quick_run_measures_everything(tmp_path: Path) -> None:
             assert goal["passed"] is (goal["value"] <= goal["limit"])
             assert goal["goal"] in table
     assert document["machine"] and document["versions"]
-    # Only this run's own daemon may be gone: another test session may run beside.
-    assert not daemons() - before
+    runtime = Path(str(document["runtime_dir"]))
+    assert not runtime.exists()
+    assert not processes_of(runtime), "the daemon of the run is left"
 
 
 def test_refuses_an_unknown_name(tmp_path: Path) -> None:
