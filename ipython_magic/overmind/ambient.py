@@ -136,7 +136,7 @@ def torch_state() -> str:
     if torch is None or "__future__" not in vars(torch):  # absent, or still being imported by another thread
         return ""
     _refuse_unknown(torch)
-    found = [("device", _device(torch), None)]
+    found: list[tuple[str, Any, Any]] = [("device", _device(torch), None)]
     found += [(name, vars(torch)[name](), default) for name, default in _SWITCHES]
     future = torch.__future__
     found.append(("overwrite", future.get_overwrite_module_params_on_conversion(), False))
@@ -199,7 +199,7 @@ def _serialization() -> list[tuple[str, Any, Any]]:
     if serialization is None:
         return []
     tls = getattr(serialization, "_serialization_tls", None)
-    found = [("endianness", serialization.get_default_load_endianness(), None)]
+    found: list[tuple[str, Any, Any]] = [("endianness", serialization.get_default_load_endianness(), None)]
     found += [(name, getattr(tls, name, default), default) for name, default in _SERIALIZATION_DEFAULTS]
     config = sys.modules.get("torch.utils.serialization.config")
     load = getattr(config, "load", None)

@@ -119,7 +119,9 @@ class Encoder:
     def refuse(self, value: Any, why: str = "") -> Uncacheable:
         kind = type(value)
         name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
-        return Uncacheable(f"argument {self._where!r} {why or f'is or holds a {name}, which Overmind does not compare'}")
+        return Uncacheable(
+            f"argument {self._where!r} {why or f'is or holds a {name}, which Overmind does not compare'}"
+        )
 
     def value(self, value: Any, parent: Node | None, step: list[Any]) -> None:
         handler = _BY_TYPE.get(id(type(value)))
@@ -154,7 +156,9 @@ class Encoder:
         module = modules.home(value)
         if module is None:
             name = getattr(value, "__qualname__", "?")
-            raise self.refuse(value, f"holds {name}, which can't be imported by name (a notebook's own, local or changed)")
+            raise self.refuse(
+                value, f"holds {name}, which can't be imported by name (a notebook's own, local or changed)"
+            )
         self.parts.append(b"c")
         self.text(module)
         self.text(value.__qualname__)

@@ -65,7 +65,9 @@ def _tensor(encoder: Encoder, value: Any, parent: Node | None, step: list[Any]) 
         raise encoder.refuse(value, "is or holds a tensor that is not contiguous")
     encoder.parts.append(b"V")
     encoder.text(type(value).__name__)
-    encoder.text(f"{value.dtype} {list(value.shape)} {list(value.stride())} {value.requires_grad} {value.is_inference()}")
+    encoder.text(
+        f"{value.dtype} {list(value.shape)} {list(value.stride())} {value.requires_grad} {value.is_inference()}"
+    )
     encoder.raw(b"b", ctypes.string_at(value.data_ptr(), nbytes) if nbytes else b"")
     encoder.attributes(value, node)
 
@@ -112,7 +114,9 @@ _MODULE_FACTS = ("config", "_internal_dict", "generation_config", "peft_config",
 def module(encoder: Encoder, value: Any, parent: Node | None, step: list[Any]) -> None:
     """An nn.Module that is put into the result as it is: its facts, not its weights."""
     if not encoder.embeds:
-        raise encoder.refuse(value, f"is or holds a {type(value).__qualname__}, and this loader may look at its weights")
+        raise encoder.refuse(
+            value, f"is or holds a {type(value).__qualname__}, and this loader may look at its weights"
+        )
     node = encoder.node(value, parent, step, tree=True)
     if node is None:
         return

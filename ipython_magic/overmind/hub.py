@@ -90,7 +90,7 @@ def _ask(repo: str, revision: str | None, cache: Any, token: Any) -> str:
     try:
         found = HfApi().resolve_revision(repo, revision=revision, cache_dir=cache, token=token)
     except Exception as error:  # any failure is the native load's to report, or to recover from
-        raise Uncacheable(f"{repo!r} can't be resolved on the hub ({type(error).__name__}): the native load decides") from None
+        raise Uncacheable(f"{repo!r} can't be resolved on the hub ({type(error).__name__})") from None
     commit = getattr(found, "resolved", None)
     if not isinstance(commit, str):
         raise Uncacheable(f"the hub gave no commit for {repo!r}")

@@ -9,7 +9,6 @@ does this.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import inspect
 import os
@@ -71,7 +70,7 @@ class _Binder:
     qualname: str
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Arguments by name, in the order of the parameters, then keywords by their names. Uncacheable if they don't fit."""
+        """Arguments by name, in the order of the parameters, then keywords by their names. Uncacheable: no fit."""
         bound = dict(zip(self.by_position, args, strict=False))
         given = dict(kwargs)
         for name in self.by_position[len(args) :]:
@@ -175,8 +174,8 @@ def _bind(
 
 def _binder(function: Callable[..., Any], loader: Loader) -> _Binder:
     method = type(function) is types.MethodType
-    plain: Any = function.__func__ if method else function
-    if isinstance(plain, functools.partial) or not isinstance(plain, (types.FunctionType, types.BuiltinFunctionType, type)):
+    plain: Any = getattr(function, "__func__", function) if method else function
+    if not isinstance(plain, (types.FunctionType, types.BuiltinFunctionType, type)):
         raise Uncacheable(f"a {type(plain).__qualname__} is called, which has no name to know it by")
     trusted = (plain.__module__ or "").partition(".")[0] in loader.libraries
     known = _binders.get((id(plain), method, trusted))

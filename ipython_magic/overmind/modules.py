@@ -68,7 +68,10 @@ def installed(name: str) -> bool:
     if origin in ("built-in", "frozen"):
         return True
     locations = getattr(spec, "submodule_search_locations", None)
-    return locations is not None and all(installed_file(place + "/") for place in list(locations))
+    if locations is not None:
+        return all(installed_file(place + "/") for place in list(locations))
+    parent = name.rpartition(".")[0]  # made by a compiled parent: torch._C._nn
+    return bool(parent) and installed(parent)
 
 
 def home(value: Any) -> str | None:
@@ -125,7 +128,7 @@ def source_files(names: Iterable[str]) -> tuple[dict[str, str], set[str]]:
 
 
 def _used_by(module: types.ModuleType) -> set[str]:
-    used = set()
+    used: set[str] = set()
     for value in list(vars(module).values()):
         if isinstance(value, types.ModuleType):
             name = vars(value).get("__name__")
@@ -135,7 +138,7 @@ def _used_by(module: types.ModuleType) -> set[str]:
             continue
         found = sys.modules.get(name) if isinstance(name, str) and name != "__main__" else None
         if found is not None and (file_of(found) is not None or hasattr(found, "__path__")):
-            used.add(name)
+            used.add(str(name))
     return used
 
 

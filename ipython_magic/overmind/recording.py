@@ -45,45 +45,45 @@ class Recording:
     def __enter__(self) -> Recording:
         if getattr(_local, "recording", None) is not None:
             return self
-        self._outermost = True
+        try:
+            self._start()
+        except Exception as error:  # the load must go on; it just can't be cached
+            self.refusal = f"what it reads could not be watched ({type(error).__name__}: {error})"
+        return self
+
+    def _start(self) -> None:
         self._modules = set(sys.modules)
         self._unreadable = False
         self._mapped = _mapped()
         self._random = _RandomState()
         self._threads = {thread.ident for thread in threading.enumerate()}
         self._start_ns = time.time_ns()
+        _core.start_recording()
         _local.recording = self
         _hooks.enter(self)
-        try:
-            _core.start_recording()
-        except BaseException:
-            self._leave()
-            raise
-        return self
+        self._outermost = True
 
     def __exit__(
         self, kind: type[BaseException] | None, _error: BaseException | None, _trace: types.TracebackType | None
     ) -> None:
         if not self._outermost:
             return
+        _local.recording = None
+        _hooks.leave(self)
         try:
             events = _core.stop_recording()
-        finally:
-            self._leave()
-        if kind is not None:
-            return
+            if kind is None:
+                self._conclude(events)
+        except Exception as error:  # the load itself went well, or its own exception is on its way
+            self.refusal = f"what it read could not be told ({type(error).__name__}: {error})"
+
+    def _conclude(self, events: list[tuple[str, str, str]]) -> None:
         try:
             self.refusal = self._changed_state()
             if self.refusal is None:
                 self.dependencies = self._collect(events)
         except (Uncacheable, dependencies.Refused) as refusal:
             self.refusal = str(refusal)
-        except Exception as error:  # the load itself went well: its result must reach the caller
-            self.refusal = f"what it read could not be told ({type(error).__name__}: {error})"
-
-    def _leave(self) -> None:
-        _local.recording = None
-        _hooks.leave(self)
 
     def note(self, message: list[Any] | None) -> None:
         """Keeps a message of any thread; None for one that can't be read."""
@@ -116,6 +116,8 @@ class Recording:
         folders = list(request.folders)
         if request.snapshot is not None:
             folders.append(request.snapshot.folder)
+            refs = f"{request.snapshot.storage}/refs/"  # the commit is in the key, resolved anew at every call
+            events = [event for event in events if not event[1].startswith(refs)]
         _check_repositories(request, [path for _event, path, _mode in events])
         opened = dependencies.Opened(self._start_ns, folders, request.files, request.generic)
         found = opened.collect(events, _mapped() - self._mapped)

@@ -10,6 +10,7 @@ import importlib
 import logging
 import sys
 import traceback
+import types
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -39,10 +40,17 @@ def replay(messages: Sequence[Sequence[Any]]) -> None:
 
 
 def _warn(module: str, qualname: str, text: str, filename: str, lineno: int) -> None:
-    owner = next((name for name, found in list(sys.modules.items()) if getattr(found, "__file__", None) == filename), None)
+    owner = _module_of(filename)
     # The registry of "once" and "default" filters is the warning module's own, as warnings.warn() would use it.
     registry = vars(sys.modules[owner]).setdefault("__warningregistry__", {}) if owner is not None else None
     warnings.warn_explicit(text, _category(module, qualname), filename, lineno, module=owner, registry=registry)
+
+
+def _module_of(filename: str) -> str | None:
+    for name, module in list(sys.modules.items()):
+        if isinstance(module, types.ModuleType) and vars(module).get("__file__") == filename:
+            return name
+    return None
 
 
 def _category(module: str, qualname: str) -> type[Warning]:
@@ -55,9 +63,7 @@ def _category(module: str, qualname: str) -> type[Warning]:
     return found if isinstance(found, type) and issubclass(found, Warning) else UserWarning
 
 
-def _log(
-    name: str, level: int, text: str, pathname: str, lineno: int, function: str | None, trace: str | None
-) -> None:
+def _log(name: str, level: int, text: str, pathname: str, lineno: int, function: str | None, trace: str | None) -> None:
     logger = logging.getLogger(name)
     if not logger.isEnabledFor(level):
         return
