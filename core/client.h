@@ -8,13 +8,14 @@
 // Every call has a deadline: none can hang on a stuck daemon.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "core/config.h"
+#include "core/protocol.h"
 #include "core/segment.h"
 #include "core/snapshot.h"
 #include "core/status.h"
@@ -27,42 +28,12 @@ struct Lease {
   std::uint64_t token = 0;
 };
 
-// What another process does with the key right now.
-struct Busy {
-  bool publishing = false;         // false: it is still loading natively
-  double elapsed_seconds = 0;      // since the lease was granted
-  double native_seconds = 0;       // how long its native load took; 0 while unknown
-  std::uint64_t written = 0;       // bytes of the segment so far
-  std::uint64_t total = 0;
-  double bytes_per_second = 0;     // 0 while unknown
-};
-
 struct Lookup {
   enum class Kind { kHit, kLease, kBusy, kAbsent };  // kAbsent: not there and no lease was asked for
   Kind kind = Kind::kAbsent;
   std::shared_ptr<Mapping> mapping;  // kHit
   Lease lease;                       // kLease
   Busy busy;                         // kBusy
-};
-
-struct EntryInfo {
-  EntryId id = 0;
-  Key key{};
-  std::string loader, target;
-  std::uint64_t nbytes = 0;
-  double created = 0, last_used = 0;   // seconds since the epoch
-  double native_seconds = 0;
-  std::uint64_t hits = 0;
-  std::uint32_t mapped_by = 0;         // live processes that hold a mapping
-  bool pinned = false;
-};
-
-struct StoreStats {
-  std::uint64_t budget = 0, used = 0, pinned = 0, mapped = 0, reserved = 0;  // bytes
-  std::uint64_t entries = 0, hits = 0, misses = 0, published = 0, evicted = 0, refused = 0;
-  double uptime_seconds = 0;
-  std::uint64_t daemon_pid = 0, daemon_rss = 0;  // rss without segments, bytes
-  std::string version;
 };
 
 // A snapshot on its way. The child that writes it goes on when this process ends.
@@ -84,8 +55,11 @@ class Publication {
 
 class Client {
  public:
+  // Connects to nothing yet. Busy, EntryInfo and StoreStats are in protocol.h.
   explicit Client(Config config);
-  ~Client();
+  ~Client();  // never blocks
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
 
   // Connects now, starting the daemon when `start`. Errors: kUnavailable with the daemon's own
   // reason, kDenied (foreign or symlinked runtime folder), kTimeout, kVersion.
@@ -100,9 +74,10 @@ class Client {
   // process: the caller may change them as soon as this returns. Segments up to
   // `inline_limit` bytes are written before it returns; no child is forked for them.
   // Errors: kExhausted ("needs 9.1 GiB, budget 8 GiB, ..."), kUnavailable, kTimeout, kIo.
-  Result<std::unique_ptr<Publication>> publish(const Lease& lease, const Manifest& draft, std::span<const std::byte> meta,
-                                               std::span<const std::byte> skeleton, std::span<const std::byte> tensors,
-                                               std::span<const Source> sources, std::uint64_t inline_limit);
+  Result<std::unique_ptr<Publication>> publish(const Lease& lease, const Manifest& draft,
+                                               std::span<const std::byte> meta, std::span<const std::byte> skeleton,
+                                               std::span<const std::byte> tensors, std::span<const Source> sources,
+                                               std::uint64_t inline_limit);
 
   // Tells the daemon that this process no longer maps the entry. Queued, sent with the next call.
   void unmapped(EntryId id);
@@ -119,8 +94,10 @@ class Client {
 
  private:
   class Impl;
+  Impl& impl();
+
   Config config_;
-  std::unique_ptr<Impl> impl_;
+  std::atomic<Impl*> impl_;  // of this process; a forked child makes its own and leaves the copy alone
 };
 
 }  // namespace overmind
