@@ -5,7 +5,7 @@ kernel_ext/errors.cc holds the table.
 """
 
 from collections.abc import Sequence
-from typing import TypedDict, final
+from typing import Any, TypedDict, final
 
 __version__: str
 
@@ -18,6 +18,9 @@ class InvalidError(OvermindError): ...
 class TimeoutError(OvermindError): ...
 class VersionError(OvermindError): ...
 class IoError(OvermindError): ...
+
+def error(code: str, message: str) -> OvermindError:
+    """The exception that stands for a core Code ("exhausted", "denied", ...). ValueError for no such code."""
 
 @final
 class Config:
@@ -67,6 +70,18 @@ class Segment:
         """Writable view of this process's own pages; keeps the mapping alive. IndexError."""
     def capsule(self) -> object:
         """PyCapsule of kernel_ext/segment_capsule.h, for overmind._torch."""
+
+def make_segment(
+    *, loader: str, target: str, meta: bytes, skeleton: bytes, tensors: bytes, buffers: Sequence[tuple[int, int]]
+) -> Segment:
+    """Plans, writes, seals and maps a segment of this process alone: no daemon, no entry."""
+
+def buffer_address(buffer: Any) -> tuple[int, int, bool]:
+    """(address, nbytes, read-only) of a C-contiguous buffer, valid while `buffer` lives. BufferError."""
+
+def pickle_globals(pickle: bytes) -> list[tuple[str, str]]:
+    """(module, qualified name) of every global that a protocol 4 or 5 pickle refers to, without running it: 2 ms for
+    the skeleton of a diffusers pipeline. InvalidError for a pickle that can't be followed to its end."""
 
 @final
 class Lease:

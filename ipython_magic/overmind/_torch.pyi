@@ -4,6 +4,7 @@ overmind/skeleton.py uses it when `TORCH_VERSION == torch.__version__`, else ove
 the same two names in Python.
 """
 
+from collections.abc import Callable
 from typing import Any, final
 
 TORCH_VERSION: str
@@ -18,11 +19,18 @@ class Packer:
         str -> bool/int/float/str/None;
       - torch.UntypedStorage / TypedStorage on the CPU (met when a tensor takes pickle's own way);
       - an object whose id() is in `substitutes`.
-    Each gets the next integer, the same one when met again.
+    Each gets the next integer, the same one when met again. ValueError for a tensor that neither the fast path nor
+    pickle would give back as it is (gradient, grad_fn, hooks, inference mode, not on the CPU, shared memory, ...).
     """
 
-    def __init__(self, substitutes: dict[int, int]) -> None:
-        """id(object) -> number of the substitute. The caller keeps those objects alive."""
+    def __init__(
+        self,
+        substitutes: dict[int, int],
+        inspector_of: Callable[[type], Callable[[Any], object] | None] | None = None,
+    ) -> None:
+        """`substitutes`: id(object) -> number of the substitute. The caller keeps those objects alive.
+        `inspector_of` is asked once for each type other than Tensor, Parameter and the storages; the callable that
+        it gives is called with each object of that type when pickle meets it, and raises to refuse it."""
     def persistent_id(self, obj: Any) -> int | None: ...
     def finish(self) -> tuple[bytes, list[tuple[int, int]], list[Any]]:
         """(records for Segment.tensors, buffers as (address, nbytes), objects that keep those addresses alive).

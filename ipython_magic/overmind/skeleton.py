@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: MIT
+"""A loaded object <-> its skeleton (a pickle with the big bytes taken out) and its buffers.
+
+Plain pickle semantics: what pickle would give back is what a hit gives back, with two differences. Tensors that
+the fast path of overmind._torch keeps exactly skip their Python rebuild functions, and storages and the buffers of
+pickle protocol 5 (numpy, arrow) lie in the segment instead of the pickle. Where pickle is known to lose something in silence,
+the object is refused: UNFIT below is the table.
+
+Thread safety: take() and restore() may run on any thread, several at once.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import pickle
+import struct
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from overmind import _core, log, torch_fallback, unfit
+
+
+class Unsupported(Exception):
+    """The result can't be kept exactly; str() says why, for the user."""
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """Everything that a segment needs. `buffers` are live memory: publish before the result is changed."""
+
+    skeleton: bytes
+    tensors: bytes
+    buffers: list[tuple[int, int]]  # (address, nbytes): storages first, then pickle's own buffers
+    keepalive: list[Any]  # what owns that memory
+    modules: frozenset[str]  # modules whose globals the pickle refers to
+    nbytes: int  # of all of it
+
+
+def take(result: Any, substitutes: dict[int, int], substitute_objects: list[Any]) -> Snapshot:
+    """Pickles `result` with its big bytes left where they are: 30 ms for a diffusers pipeline.
+
+    `substitutes`: id(object) -> number for the objects that a hit replaces by the caller's own, which
+    `substitute_objects` keeps alive. Raises Unsupported only; leaves `result` as it is.
+    """
+    try:
+        with _without_gc():
+            return _take(result, substitutes)
+    except Unsupported:
+        raise
+    except RecursionError:
+        raise Unsupported("the result is nested too deeply to be pickled") from None
+    except Exception as error:
+        raise Unsupported(f"pickle refused the result: {_first_line(error)}") from error
+
+
+def restore(segment: _core.Segment, substitutes: list[Any]) -> Any:
+    """The object of a segment, new and independent, over this process's private pages.
+
+    `substitutes`: the caller's objects in the order of their numbers. Raises whatever unpickling raises: the entry is no use then.
+    """
+    storages, first, next_hook_id = _header(segment.tensors)
+    with _without_gc(), _without_torch_modes():
+        backend = _backend(needs_torch=storages > 0)
+        source = segment if backend is torch_fallback else segment.capsule()
+        items = backend.build(source, substitutes)
+        buffers = (segment.buffer(index) for index in range(first, segment.buffer_count))
+        unpickler = pickle.Unpickler(io.BytesIO(segment.skeleton), buffers=buffers)
+        unpickler.persistent_load = items.__getitem__  # type: ignore[method-assign]
+        result = unpickler.load()
+        if next_hook_id:
+            _keep_hook_ids_apart(next_hook_id)
+    return result
+
+
+def _take(result: Any, substitutes: dict[int, int]) -> Snapshot:
+    spans = _Spans()
+    packer = _backend(needs_torch=False).Packer(substitutes, unfit.inspector_of(spans.add_array))
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, protocol=5, buffer_callback=spans.add_buffer)
+    pickler.persistent_id = packer.persistent_id  # type: ignore[method-assign]
+    try:
+        pickler.dump(result)
+    except (unfit.Unfit, ValueError) as error:
+        raise Unsupported(f"the result holds {error}") from None
+    skeleton = file.getvalue()
+    tensors, storages, keepalive = packer.finish()
+    spans.refuse_overlaps(storages)
+    buffers = storages + spans.buffers
+    return Snapshot(
+        skeleton=skeleton,
+        tensors=tensors,
+        buffers=buffers,
+        keepalive=[*keepalive, *spans.keepalive],
+        modules=_modules(skeleton),
+        nbytes=len(skeleton) + len(tensors) + sum(nbytes for _, nbytes in buffers),
+    )
+
+
+class _Spans:
+    """Memory of pickle's own buffers, and of arrays that pickle copies. Two that overlap would come back apart."""
+
+    def __init__(self) -> None:
+        self.buffers: list[tuple[int, int]] = []
+        self.keepalive: list[Any] = []
+        self._writable: list[tuple[int, int]] = []
+        self._readonly: list[tuple[int, int]] = []
+
+    def add_buffer(self, buffer: pickle.PickleBuffer) -> bool:
+        """Pickler's buffer_callback: False takes the buffer out of the pickle."""
+        try:
+            raw = buffer.raw()
+        except BufferError:
+            return True  # not contiguous: pickle's own way
+        address, nbytes, readonly = _core.buffer_address(raw)
+        if nbytes == 0:
+            return True
+        self.buffers.append((address, nbytes))
+        self.keepalive.append(raw)
+        (self._readonly if readonly else self._writable).append((address, nbytes))
+        return False
+
+    def add_array(self, array: Any) -> None:
+        """A numpy array whose bytes pickle puts into the stream, or whose objects."""
+        if type(array).__module__ == "numpy" and array.flags.forc and not array.dtype.hasobject:
+            return  # add_buffer() sees it
+        from numpy.lib.array_utils import byte_bounds
+
+        low, high = byte_bounds(array)
+        if high > low:
+            self.keepalive.append(array)
+            (self._writable if array.flags.writeable else self._readonly).append((low, high - low))
+
+    def refuse_overlaps(self, storages: list[tuple[int, int]]) -> None:
+        """Read-only memory may be kept twice: nobody can tell."""
+        spans = [(*span, True) for span in storages + self._writable] + [(*span, False) for span in self._readonly]
+        spans.sort()
+        end, end_writable = 0, 0
+        for address, nbytes, writable in spans:
+            if address < (end if writable else end_writable):
+                raise Unsupported("two arrays or storages in the result share memory, which pickle would not keep")
+            end = max(end, address + nbytes)
+            if writable:
+                end_writable = max(end_writable, address + nbytes)
+
+
+def _modules(skeleton: bytes) -> frozenset[str]:
+    names = _core.pickle_globals(skeleton)
+    for module, name in names:
+        if module in ("__main__", "__mp_main__"):
+            raise Unsupported(f"the result refers to {name}, which is defined in the notebook or script itself")
+    return frozenset(module for module, _ in names)
+
+
+def _backend(needs_torch: bool) -> Any:
+    """overmind._torch, or torch_fallback when torch is not there or is another one than _torch was built against."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        if not needs_torch:
+            return torch_fallback  # without torch there are no tensors to meet: don't import it for nothing
+        import torch
+    try:
+        from overmind import _torch
+    except ImportError as error:
+        _warn_of_fallback(str(error), torch.__version__)
+        return torch_fallback
+    if _torch.TORCH_VERSION == torch.__version__:
+        return _torch
+    _warn_of_fallback(f"it was built for torch {_torch.TORCH_VERSION}", torch.__version__)
+    return torch_fallback
+
+
+def _warn_of_fallback(reason: str, version: str) -> None:
+    log.warn_once(
+        f"overmind._torch can't be used with torch {version} ({reason}); loads are correct but slower. "
+        "To fix: pip install --no-build-isolation --force-reinstall overmind-jupyter"
+    )
+
+
+_HEADER = struct.Struct("<IIIIIIQ")  # RecordsHeader of kernel_ext/tensor_records.h
+
+
+def _header(tensors: memoryview) -> tuple[int, int, int]:
+    """(storages, index of the first buffer that is pickle's own, next hook id)"""
+    if len(tensors) < _HEADER.size:
+        raise ValueError("the tensor records of this entry are malformed: they end too early; drop the entry")
+    _magic, storages, buffers, _items, _attributes, _reserved, next_hook_id = _HEADER.unpack_from(tensors)
+    return storages, buffers, next_hook_id
+
+
+def _keep_hook_ids_apart(next_hook_id: int) -> None:
+    """Restored hooks keep their ids; a hook registered later must not get one of them and replace it."""
+    from torch.utils.hooks import RemovableHandle
+
+    RemovableHandle.next_id = max(RemovableHandle.next_id, next_hook_id)
+
+
+@contextmanager
+def _without_gc() -> Iterator[None]:
+    """100,000 new objects set off a dozen collections, a third of the time of a restore; none finds anything."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@contextmanager
+def _without_torch_modes() -> Iterator[None]:
+    """Rebuild functions are ordinary torch code: inference mode, device contexts and dispatch modes would change them."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    with ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+        if torch._C._len_torch_dispatch_stack() > 0:
+            stack.enter_context(torch.utils._python_dispatch._disable_current_modes())
+        for _ in range(torch._C._len_torch_function_stack()):
+            stack.callback(torch._C._push_on_torch_function_stack, torch._C._pop_torch_function_stack())
+        yield
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error) or type(error).__name__
+    return text.splitlines()[0]
+
+

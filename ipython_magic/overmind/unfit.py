@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: MIT
+"""Objects that pickle takes but does not give back as they were. Each is refused, with the reason that the user reads.
+
+What pickle itself refuses (open files, locks, generators, lambdas, local classes, ...) needs no row here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+Inspector = Callable[[Any], object]
+
+
+class Unfit(Exception):
+    """str() names the object and says what would be lost."""
+
+
+# (module, class) -> reason; subclasses are meant too.
+UNFIT: dict[tuple[str, str], str] = {
+    ("torch.fx.graph_module", "GraphModule"): "a torch.fx.GraphModule, which pickle traces anew",
+    ("torch.jit._script", "ScriptModule"): "a TorchScript module, which has no pickle",
+    ("torch.jit._script", "ScriptFunction"): "a TorchScript function, which has no pickle",
+    ("torch._C", "ScriptModule"): "a TorchScript module, which has no pickle",
+    ("torch._C", "ScriptFunction"): "a TorchScript function, which has no pickle",
+    ("torch._dynamo.eval_frame", "OptimizedModule"): "a compiled module, whose compilation pickle drops",
+    ("torch.optim.optimizer", "Optimizer"): "an optimizer, whose hooks and own attributes pickle drops",
+    ("torch._subclasses.fake_tensor", "FakeTensor"): "a fake tensor, which lives in its own mode",
+    ("torch.utils.hooks", "BackwardHook"): "a backward hook in use",
+    ("numpy", "memmap"): "a numpy.memmap, which pickle turns into a copy that is no file any more",
+    ("logging", "Handler"): "a logging handler",
+    ("multiprocessing.shared_memory", "SharedMemory"): "shared memory of other processes",
+}
+
+
+def inspector_of(add_array: Inspector) -> Callable[[type], Inspector | None]:
+    """What to do with the objects of a type, asked once per type; None: nothing. `add_array` gets every numpy array."""
+
+    def ask(kind: type) -> Inspector | None:
+        for base in kind.__mro__:
+            reason = UNFIT.get((base.__module__, base.__qualname__))
+            if reason is not None:
+                return _refusal(f"{reason} ({kind.__module__}.{kind.__qualname__})")
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and issubclass(kind, numpy.ndarray):
+            return add_array
+        torch = sys.modules.get("torch")
+        if torch is not None and issubclass(kind, torch.Tensor):
+            return _tensor_inspector(kind, torch)
+        return None
+
+    return ask
+
+
+def _refusal(reason: str) -> Inspector:
+    def refuse(_: Any) -> None:
+        raise Unfit(reason)
+
+    return refuse
+
+
+def _tensor_inspector(kind: Any, torch: Any) -> Inspector | None:
+    if issubclass(kind, torch.nn.Parameter) and kind.__reduce_ex__ is torch.nn.Parameter.__reduce_ex__:
+        return _refusal(f"a {kind.__module__}.{kind.__qualname__}, which pickle turns into a plain Parameter")
+    if kind.__reduce_ex__ is torch.Tensor.__reduce_ex__ and kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
+        return _refuse_trainable
+    return None
+
+
+def _refuse_trainable(tensor: Any) -> None:
+    if tensor.requires_grad:
+        raise Unfit(f"a trainable {type(tensor).__qualname__}, which pickle gives back as the result of a computation")
