@@ -10,7 +10,6 @@ have is skipped.
 from __future__ import annotations
 
 import sys
-import weakref
 from types import ModuleType
 
 from overmind.loader import BoundCall, Loader
@@ -181,22 +180,13 @@ def _patch_auto_models(patches: PatchSet, module: ModuleType) -> None:
             patches.wrap(module, f"{name}.from_pretrained", _model_loader(name))
 
 
-_packages: weakref.WeakSet[ModuleType] = weakref.WeakSet()
-
-
-def _remember_package(_patches: PatchSet, module: ModuleType) -> None:
-    """transformers 5 executes its package a second time while it imports itself, and puts the second module into
-    sys.modules; people hold either."""
-    _packages.add(module)
-
-
 def _patch_pipeline(patches: PatchSet, module: ModuleType) -> None:
-    """The lazy package keeps a copy of `pipeline` once somebody asked for it."""
+    """The lazy package keeps a copy of `pipeline` once somebody asked for it. transformers 5 executes its package twice
+    while it imports itself; a copy in the first module, which sys.modules does not have, stays native, and what it
+    loads inside is served."""
     before = vars(module).get("pipeline")
     patches.wrap(module, "pipeline", PIPELINE)
-    _packages.add(sys.modules["transformers"])
-    for package in list(_packages):
-        patches.share(package, "pipeline", before, vars(module).get("pipeline"))
+    patches.share(sys.modules["transformers"], "pipeline", before, vars(module).get("pipeline"))
 
 
 def _patch_config(patches: PatchSet, module: ModuleType) -> None:
@@ -211,7 +201,6 @@ def _one(module: str, name: str, libraries: tuple[str, ...] = _LIBRARIES, target
 
 _AUTO = "models.auto"
 HOOKS = (
-    ("transformers", _remember_package),
     ("transformers.modeling_utils", wrap_all(("PreTrainedModel.from_pretrained", _model_loader("PreTrainedModel")))),
     (f"transformers.{_AUTO}.modeling_auto", _patch_auto_models),
     ("transformers.configuration_utils", _patch_config),
