@@ -70,6 +70,8 @@ class _Describer:
             return [self._class(obj), _digest(backend.to_str().encode()), self._vars(own)]
         if hasattr(obj, "to_str") and type(obj).__module__.startswith("tokenizers"):
             return [self._class(obj), _digest(obj.to_str().encode())]
+        if hasattr(obj, "serialized_model_proto"):  # sentencepiece: its only attribute is an address
+            return [self._class(obj), _digest(obj.serialized_model_proto())]
         if hasattr(obj, "__dict__"):
             return [self._class(obj), self._vars(vars(obj))]
         if hasattr(obj, "value"):

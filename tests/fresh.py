@@ -30,6 +30,7 @@ MARK = "@@overmind@@"
 _SLOW_IMPORTS = (
     "diffusers.models.autoencoders.autoencoder_kl",
     "diffusers.models.controlnets.controlnet",
+    "diffusers.pipelines.auto_pipeline",
     "diffusers.pipelines.controlnet.pipeline_controlnet",
     "diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion",
     "diffusers.schedulers.scheduling_ddim",
@@ -112,8 +113,13 @@ class Fresh:
     ) -> Run:
         """Runs `source` in a forked child; with `on`, Overmind is enabled first. `env` is added to this process's."""
         if self._server is None or self._server.poll() is not None:
+            # The hub library reads this at its import: a child is too late, and would ask the network for a minute.
             self._server = subprocess.Popen(
-                [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                [sys.executable, __file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={"HF_HUB_OFFLINE": "1", **os.environ},
             )
         assert self._server.stdin is not None and self._server.stdout is not None
         with tempfile.TemporaryDirectory() as folder:
