@@ -18,8 +18,10 @@ from typing import Any
 from overmind.encoding import Encoder, Uncacheable
 
 # Libraries that transformers and diffusers look for, and build something else if they find them.
-OPTIONAL = ("accelerate", "safetensors", "tokenizers", "sentencepiece", "peft", "bitsandbytes", "flash_attn", "kernels",
-            "numpy", "huggingface_hub", "gguf", "xformers", "timm", "torchvision", "optimum", "quanto", "torchao")  # fmt: skip
+OPTIONAL = (
+    "accelerate", "safetensors", "tokenizers", "sentencepiece", "peft", "bitsandbytes", "flash_attn", "kernels",
+    "numpy", "huggingface_hub", "gguf", "xformers", "timm", "torchvision", "optimum", "quanto", "torchao",
+)  # fmt: skip
 _HUGGING = {"transformers", "diffusers", "sentence_transformers", "peft"}
 
 _PREFIXES = tuple(

@@ -178,11 +178,11 @@ def _binder(function: Callable[..., Any], loader: Loader) -> _Binder:
     if not isinstance(plain, (types.FunctionType, types.BuiltinFunctionType, type)):
         raise Uncacheable(f"a {type(plain).__qualname__} is called, which has no name to know it by")
     trusted = (plain.__module__ or "").partition(".")[0] in loader.libraries
+    if loader.target and not trusted:
+        raise Uncacheable(f"the loader was replaced by {plain.__module__}.{plain.__qualname__}")
     known = _binders.get((id(plain), method, trusted))
     if known is not None and known.function is plain:
         return known
-    if loader.target and not trusted:
-        raise Uncacheable(f"the loader was replaced by {plain.__module__}.{plain.__qualname__}")
     try:
         # A decorator of a library itself passes arguments on unchanged; another one may have defaults of its own.
         signature = inspect.signature(plain, follow_wrapped=trusted)
