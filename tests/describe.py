@@ -9,6 +9,7 @@ sides of every parity test.
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -70,6 +71,8 @@ class _Describer:
             return [self._class(obj), _digest(backend.to_str().encode()), self._vars(own)]
         if hasattr(obj, "to_str") and type(obj).__module__.startswith("tokenizers"):
             return [self._class(obj), _digest(obj.to_str().encode())]
+        if isinstance(obj, weakref.ref):
+            return [self._class(obj), self.visit(obj())]
         if hasattr(obj, "serialized_model_proto"):  # sentencepiece: its only attribute is an address
             return [self._class(obj), _digest(obj.serialized_model_proto())]
         if hasattr(obj, "__dict__"):
