@@ -41,9 +41,13 @@ def replay(messages: Sequence[Sequence[Any]]) -> None:
 
 def _warn(module: str, qualname: str, text: str, filename: str, lineno: int) -> None:
     owner = _module_of(filename)
+    kind = _category(module, qualname)
+    if owner is None:
+        warnings.warn_explicit(text, kind, filename, lineno)
+        return
     # The registry of "once" and "default" filters is the warning module's own, as warnings.warn() would use it.
-    registry = vars(sys.modules[owner]).setdefault("__warningregistry__", {}) if owner is not None else None
-    warnings.warn_explicit(text, _category(module, qualname), filename, lineno, module=owner, registry=registry)
+    registry = vars(sys.modules[owner]).setdefault("__warningregistry__", {})
+    warnings.warn_explicit(text, kind, filename, lineno, module=owner, registry=registry)
 
 
 def _module_of(filename: str) -> str | None:
