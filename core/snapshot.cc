@@ -237,7 +237,7 @@ OVERMIND_UNINSTRUMENTED std::int32_t publish(const Work* work, long* result) {
   for (;;) raw_syscall(SYS_exit_group, 0);
 }
 
-OVERMIND_UNINSTRUMENTED int run_intermediate(void* argument) {
+[[noreturn]] OVERMIND_UNINSTRUMENTED void run_intermediate(void* argument) {
   auto* work = static_cast<Work*>(argument);
   // Here and not in the child, which is then born outside of the kernel's session and process group: a
   // killpg right after the fork was seen to be quicker than the child's first steps.
@@ -275,17 +275,15 @@ void reap(pid_t pid) {
 Status fork_child(Work& work) {
   void* stack = ::mmap(nullptr, kStackSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
   if (stack == MAP_FAILED) return errno_status("stack of the snapshot");
-  int pid;
-  int error = 0;
+  long pid;
   {
     const SignalBlock block;
-    pid = ::clone(run_intermediate, static_cast<char*>(stack) + kStackSize, CLONE_VM | CLONE_VFORK, &work);
-    if (pid < 0) error = errno;
-    if (pid >= 0) reap(pid);
+    pid = raw_clone(CLONE_VM | CLONE_VFORK, static_cast<char*>(stack) + kStackSize, run_intermediate, &work);
+    if (pid >= 0) reap(static_cast<pid_t>(pid));
   }
   ::munmap(stack, kStackSize);
-  if (error == 0 && work.child < 0) error = static_cast<int>(-work.child);
-  if (error != 0) return errno_status("forking the snapshot", error);
+  if (pid >= 0) pid = work.child;
+  if (pid < 0) return errno_status("forking the snapshot", static_cast<int>(-pid));
   return {};
 }
 

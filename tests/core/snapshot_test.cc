@@ -36,6 +36,8 @@ namespace {
 
 using testing::wait_until;
 
+// Upper bound of every wait: a child of idle priority may wait long for a processor on a busy machine.
+constexpr double kPatience = 120;
 constexpr char kFrame[] = "commit, please";
 
 // Anonymous memory that the test may change, unmap or forbid to read while a child copies it.
@@ -104,7 +106,7 @@ bool readable(int fd, double seconds) {
 // nullopt: the child ended without a report, or is late.
 std::optional<SnapshotStatus> report_of(int pipe) {
   SnapshotStatus report;
-  if (!readable(pipe, 30) || ::read(pipe, &report, sizeof report) != sizeof report) return std::nullopt;
+  if (!readable(pipe, kPatience) || ::read(pipe, &report, sizeof report) != sizeof report) return std::nullopt;
   return report;
 }
 
@@ -143,7 +145,7 @@ class WaitingChild {
     Result<UniqueFd> pipe = rig_.fork();
     EXPECT_TRUE(pipe.ok()) << pipe.status().to_string();
     if (pipe.ok()) pipe_ = std::move(pipe).value();
-    EXPECT_TRUE(readable(rig_.daemon_end.get(), 30)) << "no commit frame";
+    EXPECT_TRUE(readable(rig_.daemon_end.get(), kPatience)) << "no commit frame";
     const std::vector<pid_t> children = snapshot_children(rig_.segment.get());
     EXPECT_EQ(children.size(), 1u);
     pid_ = children.empty() ? -1 : children[0];
@@ -152,7 +154,8 @@ class WaitingChild {
     EXPECT_TRUE(rig_.acknowledge());
     const std::optional<SnapshotStatus> report = report_of(pipe_.get());
     EXPECT_TRUE(report && report->error == 0);
-    EXPECT_TRUE(wait_until([&] { return ::kill(pid_, 0) != 0 || line_of(pid_, "status", "State:")[0] == 'Z'; }));
+    EXPECT_TRUE(
+        wait_until([&] { return ::kill(pid_, 0) != 0 || line_of(pid_, "status", "State:")[0] == 'Z'; }, kPatience));
   }
   pid_t pid() const { return pid_; }
 
@@ -270,7 +273,7 @@ TEST(Snapshot, ChildHoldsOnlyItsDescriptorsWhileItWrites) {
   Result<UniqueFd> pipe = rig.fork();
   ASSERT_OK(pipe);
   struct stat info {};
-  ASSERT_TRUE(wait_until([&] { return ::fstat(rig.segment.get(), &info) == 0 && info.st_blocks > 0; }));
+  ASSERT_TRUE(wait_until([&] { return ::fstat(rig.segment.get(), &info) == 0 && info.st_blocks > 0; }, kPatience));
   const std::vector<pid_t> children = snapshot_children(rig.segment.get());
   ASSERT_EQ(children.size(), 1u);
   const std::filesystem::path folder = "/proc/" + std::to_string(children[0]) + "/fd";
@@ -382,7 +385,7 @@ TEST(Snapshot, TakesASocketThatDoesNotBlock) {
   }
   Result<UniqueFd> pipe = rig.fork();
   ASSERT_OK(pipe);
-  ASSERT_TRUE(wait_until([&] { return ::fcntl(rig.segment.get(), F_GET_SEALS) != 0; }));
+  ASSERT_TRUE(wait_until([&] { return ::fcntl(rig.segment.get(), F_GET_SEALS) != 0; }, kPatience));
   EXPECT_FALSE(readable(pipe.value().get(), 0));
   char byte;
   while (::recv(rig.daemon_end.get(), &byte, 1, MSG_PEEK) == 1 && byte == 'x') {
@@ -452,7 +455,7 @@ TEST(SnapshotFails, SilentlyWhenKilled) {
   Rig rig({memory.source()});
   Result<UniqueFd> pipe = rig.fork();
   ASSERT_OK(pipe);
-  ASSERT_TRUE(readable(rig.daemon_end.get(), 30));
+  ASSERT_TRUE(readable(rig.daemon_end.get(), kPatience));
   for (const pid_t pid : snapshot_children(rig.segment.get())) ::kill(pid, SIGKILL);
   EXPECT_FALSE(report_of(pipe.value().get()));
 }
@@ -525,7 +528,7 @@ TEST(SnapshotLimits, OldKernelWithoutCloseRange) {
     for (int i = 0; i < 300; ++i) others.emplace_back(::open("/dev/null", O_RDONLY));
     if (!forbid(SYS_close_range, ENOSYS)) return false;
     Result<UniqueFd> pipe = rig.fork();
-    if (!pipe.ok() || !readable(rig.daemon_end.get(), 30)) return false;
+    if (!pipe.ok() || !readable(rig.daemon_end.get(), kPatience)) return false;
     std::size_t held = 0;
     for (const pid_t pid : snapshot_children(rig.segment.get())) {
       const std::filesystem::path folder = "/proc/" + std::to_string(pid) + "/fd";
