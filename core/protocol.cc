@@ -73,7 +73,7 @@ struct Encoder {
   void operator()(const char* name, T& value) {
     map[name] = to_json(value);
   }
-  static Json to_json(const Key& key) { return Json::binary(std::vector<std::uint8_t>(key.begin(), key.end())); }
+  static Json to_json(Key& key) { return Json::binary(std::vector<std::uint8_t>(key.begin(), key.end())); }
   static Json to_json(EntryInfo& entry) {
     Json json = Json::object();
     entry.fields(Encoder{json});
