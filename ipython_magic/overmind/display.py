@@ -60,6 +60,12 @@ def ago(when: float) -> str:
 # --- plain text -----------------------------------------------------------------------------------
 
 
+def short(loader: str) -> str:
+    """ "transformers.BertModel.from_pretrained" -> "BertModel"; a plain function keeps its name."""
+    parts = loader.split(".")
+    return parts[-2] if len(parts) > 2 and parts[-1].startswith("from_") else loader
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[str] = ()) -> str:
     """A table as text; `right` names the columns that are set flush right. The last column takes what is left."""
     from rich import box
@@ -68,7 +74,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], right: Seque
 
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        drawn.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        last = column == columns[-1]
+        drawn.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=not last)
     for row in rows:
         drawn.add_row(*(Text(clean(cell)) for cell in row))
     return _render(drawn)
@@ -112,7 +119,7 @@ def _entry_cells(row: Row) -> tuple[str, ...]:
         ago(row["last_used"]),
         str(row["mapped_by"]),
         "pinned" if row["pinned"] else "",
-        row["loader"],
+        short(row["loader"]),
         row["target"],
     )
 
@@ -127,13 +134,13 @@ def records_text(rows: Sequence[Row]) -> str:
             duration(row["seconds"]),
             duration(row.get("native_seconds")),
             size(row["nbytes"]) if row.get("nbytes") else "",
-            row["loader"],
-            row["target"],
-            row.get("reason") or "",
+            short(row["loader"]),
+            f"{row['target']}: {row['reason']}" if row.get("reason") else row["target"],
         )
         for row in rows
     ]
-    return table(("outcome", "time", "native", "size", "loader", "target", "reason"), cells, right=("time", "native"))
+    columns = ("outcome", "time", "native", "size", "loader", "target: reason")
+    return table(columns, cells, right=("time", "native", "size"))
 
 
 def status_text(found: Row) -> str:
