@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: MIT
+// parse_manifest on bytes from outside. Whatever it accepts must keep every promise of manifest.h, since
+// nobody checks again. Without help the fuzzer would never pass magic, size and checksum: the first byte
+// says which of them are put right for it, and how much of the segment lies past the bytes it is shown.
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "core/manifest.h"
+#include "core/segment_format.h"
+
+namespace {
+
+using overmind::Manifest;
+using overmind::Range;
+
+void require(bool condition) {
+  if (!condition) std::abort();
+}
+
+void check_promises(const Manifest& manifest, std::uint64_t segment_size) {
+  require(manifest.total_size == segment_size);
+  require(manifest.loader.size() <= overmind::kMaxString && manifest.target.size() <= overmind::kMaxString);
+  require(manifest.buffers.size() <= overmind::kMaxBuffers);
+  std::uint64_t end = sizeof(overmind::segment_format::Header);
+  const auto follows = [&end, segment_size](Range range, std::uint64_t alignment) {
+    require(range.offset >= end && range.offset % alignment == 0);
+    require(range.offset <= segment_size && range.size <= segment_size - range.offset);
+    end = range.offset + range.size;
+  };
+  follows(manifest.meta, 8);
+  follows(manifest.tensors, 8);
+  follows(manifest.skeleton, 8);
+  for (const Range& buffer : manifest.buffers) {
+    follows(buffer, buffer.size >= overmind::kPageAlignFrom ? overmind::kPageAlign : overmind::kBufferAlign);
+  }
+}
+
+// What was read can be written, and reads the same.
+void check_round_trip(const Manifest& manifest) {
+  std::vector<std::uint64_t> sizes;
+  for (const Range& buffer : manifest.buffers) sizes.push_back(buffer.size);
+  const overmind::Result<overmind::SegmentPlan> plan = overmind::plan_segment(manifest, {}, {}, {}, sizes);
+  if (!plan.ok()) {
+    require(plan.status().code() == overmind::Code::kExhausted);  // alignment pushed it past 2^63
+    return;
+  }
+  const overmind::Result<Manifest> again = overmind::parse_manifest(plan.value().head, plan.value().total_size);
+  require(again.ok());
+  require(again.value().key == manifest.key && again.value().id == manifest.id);
+  require(again.value().loader == manifest.loader && again.value().target == manifest.target);
+  require(again.value().buffers.size() == sizes.size());
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size == 0) return 0;
+  const unsigned help = data[0];
+  // Exactly as large as what is shown, so that the sanitizer sees a read past it.
+  std::vector<std::uint8_t> bytes(data + 1, data + size);
+  std::uint64_t segment_size = bytes.size();
+  overmind::segment_format::Header header;
+  if (bytes.size() >= sizeof header) {
+    std::memcpy(&header, bytes.data(), sizeof header);
+    if ((help & 1) != 0) {
+      std::memcpy(header.magic, overmind::segment_format::kMagic, sizeof header.magic);
+      header.version = overmind::segment_format::kVersion;
+      header.header_size = sizeof header;
+      header.reserved = 0;
+    }
+    if ((help & 2) != 0) segment_size = header.total_size;  // the head of a larger segment
+    if ((help & 4) != 0) header.total_size = segment_size;
+    if ((help & 8) != 0) header.checksum = overmind::segment_format::checksum(header);
+    std::memcpy(bytes.data(), &header, sizeof header);
+  }
+  const overmind::Result<Manifest> result = overmind::parse_manifest(std::as_bytes(std::span(bytes)), segment_size);
+  if (!result.ok()) {
+    require(result.status().code() == overmind::Code::kInvalid && !result.status().message().empty());
+    return 0;
+  }
+  check_promises(result.value(), segment_size);
+  check_round_trip(result.value());
+  return 0;
+}
