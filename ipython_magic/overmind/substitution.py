@@ -113,17 +113,21 @@ def _step(value: Any, kind: str, name: Any) -> Any:
 def _parts(root: Any) -> tuple[list[Any], str]:
     """Submodules, parameters, buffers and the opaque attributes of an object, and a digest of their names.
 
-    The digest says under which names one object is found, so that ties are part of it.
+    The digest says under which names one object is found, so that ties are part of it. About 1 us a part: a pipeline's
+    hit does this for each of its modules.
     """
     parts: list[Any] = []
     numbers: dict[int, int] = {id(root): -1}
-    shape = hashlib.sha1(usedforsecurity=False)
-    stack = [("", root)]
+    lines: list[str] = []
+    stack: list[tuple[str, Any]] = [("", root)]
     while stack:
         prefix, owner = stack.pop()
-        state = encoding.state(owner)
+        state = object.__getattribute__(owner, "__dict__")
+        if "_parameters" not in state:
+            _opaque_parts(state, parts, numbers, lines)
+            continue
         for table in _TABLES:
-            for name, part in (state.get(table) or {}).items():
+            for name, part in state[table].items():
                 if part is None:
                     continue
                 path = f"{prefix}.{name}"
@@ -133,13 +137,11 @@ def _parts(root: Any) -> tuple[list[Any], str]:
                     parts.append(part)
                     if table == "_modules":
                         stack.append((path, part))
-                shape.update(f"{table}{path}={number};{type(part).__qualname__}\n".encode())
-        if not any(table in state for table in _TABLES):
-            _opaque_parts(owner, state, parts, numbers, shape)
-    return parts, shape.hexdigest()
+                lines.append(f"{table}{path}={number};{type(part).__qualname__}")
+    return parts, hashlib.sha1("\n".join(lines).encode("utf-8", "surrogatepass"), usedforsecurity=False).hexdigest()
 
 
-def _opaque_parts(owner: Any, state: dict[str, Any], parts: list[Any], numbers: dict[int, int], shape: Any) -> None:
+def _opaque_parts(state: dict[str, Any], parts: list[Any], numbers: dict[int, int], lines: list[str]) -> None:
     """Attributes of a tokenizer or processor, one level deep (its Rust tokenizer, its vocabulary)."""
     for name, part in state.items():
         if not _is_own(part):
@@ -147,7 +149,7 @@ def _opaque_parts(owner: Any, state: dict[str, Any], parts: list[Any], numbers: 
         if id(part) not in numbers:
             numbers[id(part)] = len(parts)
             parts.append(part)
-        shape.update(f"{name}={numbers[id(part)]};{type(part).__qualname__}\n".encode())
+        lines.append(f"{name}={numbers[id(part)]};{type(part).__qualname__}")
 
 
 def _is_own(part: Any) -> bool:

@@ -174,7 +174,8 @@ def test_versions_are_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["torch", "transformers", "diffusers", "safetensors", "tokenizers", "numpy", "accelerate", "huggingface_hub"]
+    "name",
+    ["torch", "transformers", "diffusers", "safetensors", "tokenizers", "numpy", "accelerate", "huggingface_hub"],
 )
 def test_a_version_is_the_same_before_and_after_the_import(name: str) -> None:
     source = (

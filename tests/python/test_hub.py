@@ -95,7 +95,9 @@ def test_the_snapshot_is_a_folder_to_watch(cache: Path) -> None:
     assert request().folders == [str(cache / "models--o--n" / "snapshots" / ONE)]
 
 
-def test_a_cache_dir_that_is_given_is_the_one_that_counts(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_cache_dir_that_is_given_is_the_one_that_counts(
+    cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     other = tmp_path_factory.mktemp("other")
     point(snapshot(other, TWO, 16), "main", TWO)
     assert commit_of(cache_dir=str(other)) == TWO == native_commit(cache_dir=str(other))

@@ -112,14 +112,18 @@ def model_key(*args: Any, **kwargs: Any) -> bytes:
 
 
 VALUES: list[Any] = [
-    None, True, False, 0, 1, -1, 10**30, 1.0, 0.0, -0.0, math.inf, 1j, "1", "", "True", "None", b"1", b"", bytearray(b"1"),
+    None, True, False, 0, 1, -1, 10**30, 1.0, 0.0, -0.0, math.inf, 1j, "1", "", "True", "None", b"1", b"",
+    bytearray(b"1"),
     [], [1], [[1]], [1, 2], [2, 1], (), (1,), ((1,),), {}, {1: 2}, {2: 1}, {"1": 2}, {1: 2, 3: 4}, {3: 4, 1: 2},
     OrderedDict({1: 2}), set(), {1}, {"1"}, frozenset({1}), range(1), range(2), slice(1), slice(1, None), ...,
     "torch.float32", torch.float32, torch.float16, torch.device("cpu"), torch.strided, torch.contiguous_format,
-    torch.Size([1]), int, bool, "builtins.int", len, os.path.join, functools.partial(int, base=2), functools.partial(int),
+    torch.Size([1]), int, bool, "builtins.int", len, os.path.join,
+    functools.partial(int, base=2), functools.partial(int),
     Colour.RED, Colour.BLUE, Level.LOW, Point(1, 2), Point(2, 1), Options(), Options(2), Options(1, ["x"]), Slotted(),
-    pathlib.PureWindowsPath("a"), "a", Path("a"), [None, [None]], [[None], None], [None, None], ["ab", "c"], ["a", "bc"],
-    torch.zeros(2), torch.zeros(2, dtype=torch.float64), torch.zeros(2, 1), torch.ones(2), torch.nn.Parameter(torch.zeros(2)),
+    pathlib.PureWindowsPath("a"), "a", Path("a"), [None, [None]], [[None], None], [None, None],
+    ["ab", "c"], ["a", "bc"],
+    torch.zeros(2), torch.zeros(2, dtype=torch.float64), torch.zeros(2, 1), torch.ones(2),
+    torch.nn.Parameter(torch.zeros(2)),
 ]  # fmt: skip
 
 
@@ -198,8 +202,8 @@ def test_a_cycle_ends() -> None:
 
 REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: io.BytesIO(b"x"), "stream"),
-    (lambda: open(os.devnull), "open file"),
-    (lambda: (lambda: 1), "importable|imported"),
+    (lambda: open(os.devnull), "open file"),  # noqa: SIM115
+    (lambda: lambda: 1, "importable|imported"),
     (Plain, "Plain"),
     (threading.Lock, "lock"),
     (torch.Generator, "Generator"),
@@ -317,14 +321,16 @@ def test_a_replaced_loader_is_not_cached(tmp_path: Path) -> None:
 def test_a_reason_of_the_loader_is_given(tmp_path: Path) -> None:
     refusing = dataclasses.replace(MODEL, refuse=lambda call: f"no {call.arguments['config']}")
     with pytest.raises(Uncacheable, match="no mine"):
-        key.make_request(refusing, BertForMaskedLM.from_pretrained, (str(tmp_path),), {"config": "mine"}, BertForMaskedLM)
+        key.make_request(
+            refusing, BertForMaskedLM.from_pretrained, (str(tmp_path),), {"config": "mine"}, BertForMaskedLM
+        )
 
 
 def test_hidden_inputs_of_a_loader_are_part_of_the_key(tmp_path: Path) -> None:
-    keys = {
-        key.make_request(dataclasses.replace(TORCH, ambient=lambda _call, v=value: v), torch.load, (str(tmp_path),), {}, None).key
-        for value in (None, [1], [2])
-    }  # fmt: skip
+    keys = set()
+    for value in (None, [1], [2]):
+        loader = dataclasses.replace(TORCH, ambient=lambda _call, value=value: value)
+        keys.add(key.make_request(loader, torch.load, (str(tmp_path),), {}, None).key)
     assert len(keys) == 3
 
 
@@ -369,7 +375,13 @@ def test_the_key_is_the_same_in_another_process_whether_libraries_are_imported_o
     keys = set()
     for first in (True, False):
         source = textwrap.dedent(SAME_ELSEWHERE).format(first=first, path=str(tmp_path))
-        environment = {**os.environ, "PYTHONHASHSEED": str(int(first)), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, env=environment, check=True)
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": str(int(first)),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", source], capture_output=True, text=True, env=environment, check=True
+        )
         keys.add(done.stdout)
     assert len(keys) == 1
