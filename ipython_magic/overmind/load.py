@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from overmind import _core, dependencies, key, log, records, replay, skeleton, store, waiting
+from overmind import _core, dependencies, journal, key, log, records, replay, skeleton, store, waiting
 from overmind.loader import Loader
 from overmind.recording import Recording
 from overmind.records import LoadRecord
@@ -222,4 +222,5 @@ def _record(
 ) -> None:
     record = LoadRecord(loader.name, target, outcome, reason, seconds, nbytes, entry_id, native_seconds)
     records.add(record)
+    journal.append(record)
     log.logger.info("%s %s in %.3f s%s", outcome, target, seconds, f": {reason}" if reason else "")

@@ -35,6 +35,7 @@ def magics(ip: Any) -> dict[str, set[str]]:
 
 
 def test_load_and_unload_leave_nothing(ip: Any) -> None:
+    ip.run_line_magic("unload_ext", "overmind")  # brings in IPython's own magics for extensions
     before = magics(ip), list(sys.meta_path), set(ip.magics_manager.registry)
     assert ip.run_line_magic("load_ext", "overmind") is None
     assert extension.enabled()
