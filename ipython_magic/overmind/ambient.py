@@ -8,9 +8,9 @@ it itself has one key.
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import logging
 import os
+import re
 import sys
 import warnings
 from typing import Any
@@ -90,17 +90,28 @@ def version(name: str) -> str:
     return _installed_version(name)
 
 
-@functools.cache
 def _installed_version(name: str) -> str:
-    for distribution in (_DISTRIBUTIONS.get(name, name), name):
+    return _distributions().get(_DISTRIBUTIONS.get(name, name).lower(), "absent")
+
+
+@functools.cache
+def _distributions() -> dict[str, str]:
+    """What is installed, by the names of metadata folders: 2 ms; importlib.metadata takes 1 ms for each package."""
+    found: dict[str, str] = {}
+    for folder in sys.path:
         try:
-            return importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
+            names = os.listdir(folder or ".")
+        except OSError:
             continue
-    return "absent"
+        for entry in names:
+            stem, suffix = os.path.splitext(entry)
+            if suffix in (".dist-info", ".egg-info"):
+                name, _, version = stem.partition("-")
+                found.setdefault(re.sub(r"[-_.]+", "_", name).lower(), version)
+    return found
 
 
-_DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "cv2": "opencv-python", "google.protobuf": "protobuf"}
+_DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit_learn", "cv2": "opencv_python", "google.protobuf": "protobuf"}
 
 
 def _blanket_filter() -> str:

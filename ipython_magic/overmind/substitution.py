@@ -55,6 +55,12 @@ class Arguments:
 
     def resolve(self, paths: list[Any]) -> list[Any]:
         """This call's objects at `paths`, in order. LookupError if one has no such place."""
+        try:
+            return self._resolve(paths)
+        except (TypeError, AttributeError) as error:
+            raise LookupError(f"an argument is not what it was in the call that was cached ({error})") from None
+
+    def _resolve(self, paths: list[Any]) -> list[Any]:
         found: list[Any] = []
         for path in paths:
             if path and path[0] == "tree":
