@@ -104,9 +104,8 @@ def _distributions() -> dict[str, str]:
         except OSError:
             continue
         for entry in names:
-            stem, suffix = os.path.splitext(entry)
-            if suffix in (".dist-info", ".egg-info"):
-                name, _, version = stem.partition("-")
+            if entry.endswith((".dist-info", ".egg-info")):
+                name, _, version = entry[: -len(".dist-info")].partition("-")
                 found.setdefault(re.sub(r"[-_.]+", "_", name).lower(), version)
     return found
 
@@ -208,21 +207,21 @@ def _refuse_unknown(torch: Any) -> None:
 
 
 def _serialization() -> list[tuple[str, Any, Any]]:
-    serialization = sys.modules.get("torch.serialization")
-    if serialization is None:
-        return []
-    tls = getattr(serialization, "_serialization_tls", None)
-    found: list[tuple[str, Any, Any]] = [("endianness", serialization.get_default_load_endianness(), None)]
-    found += [(name, getattr(tls, name, default), default) for name, default in _SERIALIZATION_DEFAULTS]
+    tls = getattr(sys.modules.get("torch.serialization"), "_serialization_tls", None)
+    found: list[tuple[str, Any, Any]] = [
+        (name, getattr(tls, name, default), default) for name, default in _SERIALIZATION_DEFAULTS
+    ]
     config = sys.modules.get("torch.utils.serialization.config")
     load = getattr(config, "load", None)
-    if load is not None:
-        found.append(("mmap", load.mmap, False))
-        found.append(("offsets", load.calculate_storage_offsets, False))
-    mmap = sys.modules.get("mmap")
-    default_options = getattr(mmap, "MAP_PRIVATE", 2)
+    if load is None:
+        return found  # torch.serialization imports it when a setting is first read or set
+    serialization = sys.modules["torch.serialization"]
+    found.append(("endianness", serialization.get_default_load_endianness(), None))
+    found.append(("mmap", load.mmap, False))
+    found.append(("offsets", load.calculate_storage_offsets, False))
+    private = getattr(sys.modules.get("mmap"), "MAP_PRIVATE", 2)
     options = serialization.get_default_mmap_options()
-    found.append(("mmap options", default_options if options is None else options, default_options))
+    found.append(("mmap options", private if options is None else options, private))
     return found
 
 
