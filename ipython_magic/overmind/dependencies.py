@@ -30,12 +30,12 @@ from overmind.modules import TICK_NS
 MAX_DEPENDENCIES = 2000
 
 
-class Refused(Exception):
+class Refused(Exception):  # noqa: N818
     """The files of a load can't be vouched for; str() is the reason."""
 
 
 def changed(dependencies: Sequence[Sequence[Any]]) -> str | None:
-    """None if everything is as it was recorded, else what changed. About 1.5 us for each dependency; imports nothing."""
+    """None if everything is as it was recorded, else what changed. About 1.5 us for each; imports nothing."""
     for dependency in dependencies:
         kind = dependency[1]
         if kind.__class__ is int:

@@ -33,7 +33,7 @@ PATHS = (pathlib.PosixPath, pathlib.PurePosixPath)
 _SCALARS = (bool, int, float, str, type(None), bytes)
 
 
-class Uncacheable(Exception):
+class Uncacheable(Exception):  # noqa: N818
     """This call can't be cached; str() is the reason, for the user to read."""
 
 
@@ -513,7 +513,7 @@ def _find_handler(kind: type) -> _Handler:
         return _enum
     if issubclass(kind, io.IOBase):
         return _file
-    special = encoding_torch.handler(kind)
+    special: _Handler | None = encoding_torch.handler(kind)
     if special is not None:
         return special
     if _has_base(kind, _EMBEDDED_BASES):
