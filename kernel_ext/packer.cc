@@ -38,7 +38,10 @@ void refuse_lost_state(PyObject* object, const at::Tensor& tensor) {
     refuse(describe(tensor) + " has hooks, which pickle drops");
   const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
   if (meta == nullptr) return;
-  if (!torch::autograd::impl::hooks(tensor).empty()) refuse(describe(tensor) + " has hooks, which pickle drops");
+  // Unpickled tensors have an empty dict of Python hooks, which stands in the list of C++ hooks.
+  const std::size_t empty_ones = holder->backward_hooks == nullptr ? 0 : 1;
+  if (torch::autograd::impl::hooks(tensor).size() > empty_ones)
+    refuse(describe(tensor) + " has hooks, which pickle drops");
   if (tensor.grad_fn()) refuse(describe(tensor) + " is the result of a computation that autograd recorded");
   if (meta->grad_.defined()) refuse(describe(tensor) + " has a gradient");
   if (meta->fw_grad_) refuse(describe(tensor) + " has a forward gradient");

@@ -95,6 +95,11 @@ py::object Segment::view(Range range, bool readonly) const {
   return view;
 }
 
+py::bytes Segment::meta() const {
+  const auto bytes = mapping_->bytes(manifest().meta);
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
 py::object Segment::buffer(py::ssize_t index) const {
   const auto& buffers = manifest().buffers;
   if (index < 0 || static_cast<std::size_t>(index) >= buffers.size())
@@ -128,8 +133,7 @@ void add_segment(py::module_& module) {
                              [](const Segment& self) { return static_cast<double>(self.manifest().native_ns) / 1e9; })
       .def_property_readonly("created",
                              [](const Segment& self) { return static_cast<double>(self.manifest().created_ns) / 1e9; })
-      .def_property_readonly(
-          "meta", [](const Segment& self) { return py::bytes(py::object(self.view(self.manifest().meta, true))); })
+      .def_property_readonly("meta", &Segment::meta)
       .def_property_readonly("skeleton", [](const Segment& self) { return self.view(self.manifest().skeleton, true); })
       .def_property_readonly("tensors", [](const Segment& self) { return self.view(self.manifest().tensors, true); })
       .def_property_readonly("buffer_count", [](const Segment& self) { return self.manifest().buffers.size(); })

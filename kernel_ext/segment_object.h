@@ -20,6 +20,7 @@ class Segment {
  public:
   explicit Segment(std::shared_ptr<Mapping> mapping) : mapping_(std::move(mapping)) {}
   const Manifest& manifest() const { return mapping_->manifest(); }
+  pybind11::bytes meta() const;
   pybind11::object view(Range range, bool readonly) const;
   pybind11::object buffer(pybind11::ssize_t index) const;
   pybind11::object capsule() const;
