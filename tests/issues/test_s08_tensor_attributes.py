@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: MIT
+"""S08: Python attributes of parameters and tensors are lost.
+
+Libraries hang facts on tensors: bitsandbytes a `quant_state`, transformers `_is_hf_initialized`. Reducers that rebuild
+a tensor from dtype, shape and storage drop them (a plain pickle keeps them), and the quantised layer later fails far
+from the load.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import Oracle
+from parity.cases import BEFORE
+
+MYLIB = """
+import torch
+from torch import nn
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+class Packed(nn.Parameter):
+    pass
+
+
+def tagged(path):
+    net = nn.utils.skip_init(nn.Linear, 3, 2)
+    net.load_state_dict(torch.load(path))
+    net.weight.quant_state = {"bits": 4, "absmax": torch.ones(2), "owner": None}
+    net.weight.quant_state["itself"] = net.weight
+    net.register_buffer("seen", torch.zeros(2))
+    net.seen.tag = ("a", 1)
+    net.register_buffer("kind", torch.ones(2).as_subclass(Tagged))
+    net.kind.note = "kept"
+    packed = Packed(torch.full((2,), 3.0), requires_grad=False)
+    packed.shape_before = torch.Size([1, 2])
+    net.register_parameter("packed", packed)
+    return net
+"""
+
+
+@pytest.fixture
+def before(oracle: Oracle, folder: Path) -> str:
+    (folder / "mylib.py").write_text(MYLIB)
+    start = f"root = {str(folder)!r}\n{BEFORE}\nsys.path.insert(0, root)\n"
+    oracle.nat(
+        start
+        + "import tiny\ntiny.bert(root + '/m', seed=1)\n"
+        + "torch.save({'weight': torch.ones(2, 3), 'bias': torch.zeros(2)}, root + '/w.pt')"
+    )
+    return start + "import mylib\n"
+
+
+def test_attributes_of_a_custom_loader(oracle: Oracle, before: str) -> None:
+    run = oracle.hit(
+        before
+        + """
+m = load(mylib.tagged, root + "/w.pt")
+state = m.weight.quant_state
+value = [state["bits"], state["absmax"].tolist(), state["itself"] is m.weight, list(m.seen.tag), m.kind.note,
+         type(m.kind).__name__, type(m.packed).__name__, list(m.packed.shape_before), m.packed.requires_grad,
+         type(m.packed.shape_before).__name__, sorted(name for name, _ in m.named_parameters()), describe(m)]
+"""
+    )
+    assert run.value[:5] == [4, [1.0, 1.0], True, ["a", 1], "kept"]
+    assert run.value[5:10] == ["Tagged", "Packed", [1, 2], False, "Size"]
+    assert run.value[10] == ["bias", "packed", "weight"]
+
+
+def test_attributes_after_from_pretrained(oracle: Oracle, before: str) -> None:
+    run = oracle.hit(
+        before
+        + """
+from transformers import BertForMaskedLM
+m = BertForMaskedLM.from_pretrained(root + "/m")
+value = [sorted({name for p in m.parameters() for name in vars(p)}),
+         sorted({name for b in m.buffers() for name in vars(b)})]
+was = {name: p.detach().clone() for name, p in m.named_parameters()}
+m.init_weights()
+value.append(all(torch.equal(p, was[name]) for name, p in m.named_parameters()))
+"""
+    )
+    assert run.value[0] == ["_is_hf_initialized"]
+    assert run.value[2] is True, "init_weights() leaves loaded weights alone"
+
+
+def test_attributes_of_a_cast_model(oracle: Oracle, before: str) -> None:
+    run = oracle.hit(
+        before
+        + """
+from transformers import BertForMaskedLM
+m = BertForMaskedLM.from_pretrained(root + "/m", dtype=torch.bfloat16)
+value = [[name, sorted(vars(p))] for name, p in m.named_parameters()]
+"""
+    )
+    assert all(attributes == ["_is_hf_initialized"] for _name, attributes in run.value)
+
+
+def test_attributes_through_torch_load(oracle: Oracle, before: str) -> None:
+    oracle.nat(
+        before + "t = torch.ones(3)\nt.tag = [1, 'x']\np = torch.nn.Parameter(torch.ones(2))\np.state = {'bits': 8}\n"
+        "torch.save([t, p], root + '/tagged.pt')"
+    )
+    run = oracle.hit(
+        before
+        + "t, p = torch.load(root + '/tagged.pt', weights_only=False)\nvalue = [vars(t), vars(p), describe([t, p])]"
+    )
+    assert run.value[:2] == [{"tag": [1, "x"]}, {"state": {"bits": 8}}]
