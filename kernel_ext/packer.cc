@@ -86,7 +86,8 @@ bool shared_with_others(const c10::Storage& storage) {
   const c10::DataPtr& data = storage.unsafeGetStorageImpl()->data_ptr();
   if (data.get_deleter() == c10::GetCPUAllocator()->raw_deleter()) return false;
   // A private file mapping is a MapAllocator too, and is as good as ordinary memory.
-  if (const auto* map = at::MapAllocator::fromDataPtr(data)) return (map->flags() & at::ALLOCATOR_MAPPED_SHARED) != 0;
+  if (const auto* map = at::MapAllocator::fromDataPtr(data))
+    return (map->flags() & (at::ALLOCATOR_MAPPED_SHARED | at::ALLOCATOR_MAPPED_SHAREDMEM)) != 0;
   const auto object = py::reinterpret_steal<py::object>(THPStorage_Wrap(storage));
   if (!object) throw py::error_already_set();
   return object.attr("is_shared")().cast<bool>();

@@ -11,7 +11,7 @@ from __future__ import annotations
 import pickle
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from overmind import _core
@@ -113,7 +113,9 @@ class Packer:
         ):
             return None
         index = self._storage_index(tensor.untyped_storage())
-        if not _fits(tensor, self._storages[index][0]):
+        if not _fits(
+            tensor.storage_offset(), tensor.itemsize, self._storages[index][0], tensor.shape, tensor.stride()
+        ):
             raise ValueError(f"{_describe(tensor)} reaches beyond its storage")
         if attributes:
             self._attributes.append((len(self._items), attributes))
@@ -224,10 +226,11 @@ class _Builder:
             return torch.storage.TypedStorage(wrap_storage=self._storages[index], dtype=torch_dtype, _internal=True)
         shape = self._take(struct.Struct(f"<{2 * ndim}q"))
         tensor = torch.empty(0, dtype=torch_dtype, device="cpu")
-        try:
-            tensor.set_(self._storages[index], offset, shape[:ndim], shape[ndim:])
-        except RuntimeError as error:
-            raise _malformed(str(error)) from None
+        storage = self._storages[index]
+        # set_() would resize a storage that is too small, and give bytes that nobody stored.
+        if not _fits(offset, torch_dtype.itemsize, storage.nbytes(), shape[:ndim], shape[ndim:]):
+            raise _malformed("a tensor leaves its storage")
+        tensor.set_(storage, offset, shape[:ndim], shape[ndim:])
         if kind == _PARAMETER:
             return torch.Tensor._make_subclass(torch.nn.Parameter, tensor, bool(flags & _REQUIRES_GRAD))
         return tensor.requires_grad_() if flags & _REQUIRES_GRAD else tensor
@@ -273,6 +276,8 @@ def _refuse_lost_state(tensor: Any) -> None:
         raise ValueError(f"{_describe(tensor)} is on {tensor.device}, not on the CPU")
 
 
-def _fits(tensor: Any, nbytes: int) -> bool:
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size)
-    return tensor.numel() == 0 or (tensor.storage_offset() + reach + 1) * tensor.itemsize <= nbytes
+def _fits(offset: int, itemsize: int, nbytes: int, shape: Sequence[int], strides: Sequence[int]) -> bool:
+    if offset < 0 or any(number < 0 for number in (*shape, *strides)):
+        return False
+    last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True) if size)
+    return 0 in shape or (last + 1) * itemsize <= nbytes
