@@ -120,6 +120,9 @@ def test_a_changed_structure_is_a_miss() -> None:
     assert request(vae=one).key == request(vae=other).key
     with pytest.raises(LookupError):
         request(vae=other).arguments.resolve(paths)
+    relu, tanh = torch.nn.Sequential(torch.nn.ReLU()), torch.nn.Sequential(torch.nn.Tanh())  # as many parts
+    with pytest.raises(LookupError):
+        request(vae=tanh).arguments.resolve(request(vae=relu).arguments.paths())
     tied = torch.nn.Sequential(torch.nn.Linear(2, 2))
     tied[0].register_parameter("again", tied[0].weight)
     untied = torch.nn.Sequential(torch.nn.Linear(2, 2))
