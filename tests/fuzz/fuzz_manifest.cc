@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // parse_manifest on bytes from outside. Whatever it accepts must keep every promise of manifest.h, since
-// nobody checks again. Without help the fuzzer would never pass magic, size and checksum: the first byte
-// says which of them are put right for it, and how much of the segment lies past the bytes it is shown.
+// nobody checks again. Without help the fuzzer would never pass magic, size and checksum (a minute of it
+// reached no buffer table): the first byte says which of them are put right for it, whether there is more of
+// the segment than it is shown, and whether the rest is a segment or changes to a good one.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -54,13 +55,28 @@ void check_round_trip(const Manifest& manifest) {
   require(again.value().buffers.size() == sizes.size());
 }
 
+// A good segment with some bytes changed: triples of position (two bytes, little-endian) and value.
+std::vector<std::uint8_t> changed_segment(const std::uint8_t* edits, std::size_t size) {
+  Manifest draft;
+  draft.loader = "loader";
+  draft.target = "/m\xC3\xBC";
+  const std::uint64_t sizes[] = {1, 0, 64, 65, overmind::kPageAlignFrom, 8};
+  const overmind::Result<overmind::SegmentPlan> plan = overmind::plan_segment(draft, {}, {}, {}, sizes);
+  const auto* begin = reinterpret_cast<const std::uint8_t*>(plan.value().head.data());
+  std::vector<std::uint8_t> bytes(begin, begin + plan.value().head.size());
+  for (; size >= 3; edits += 3, size -= 3) bytes[(edits[0] + 256u * edits[1]) % bytes.size()] = edits[2];
+  return bytes;
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   const unsigned help = data[0];
   // Exactly as large as what is shown, so that the sanitizer sees a read past it.
-  std::vector<std::uint8_t> bytes(data + 1, data + size);
+  const bool edits = (help & 16) != 0;
+  std::vector<std::uint8_t> bytes =
+      edits ? changed_segment(data + 1, size - 1) : std::vector<std::uint8_t>(data + 1, data + size);
   std::uint64_t segment_size = bytes.size();
   overmind::segment_format::Header header;
   if (bytes.size() >= sizeof header) {
