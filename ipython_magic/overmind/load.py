@@ -126,16 +126,20 @@ def _attempt(
             meta = json.loads(found.meta)
             stale = dependencies.changed(meta["dependencies"])
             if stale is None:
-                result = _restore(request, found, meta)
-                return _Hit(result, found)
+                try:
+                    parts = request.arguments.resolve(meta["substitutes"])
+                except LookupError as error:
+                    stale = str(error)
+                else:
+                    return _Hit(_restore(found, meta, parts), found)
             reason = stale
             tries += 1
             _drop(client, found.entry_id)
     return _Bypass(reason)
 
 
-def _restore(request: key.Request, segment: _core.Segment, meta: dict[str, Any]) -> Any:
-    result = skeleton.restore(segment, request.arguments.resolve(meta["substitutes"]))
+def _restore(segment: _core.Segment, meta: dict[str, Any], parts: list[Any]) -> Any:
+    result = skeleton.restore(segment, parts)
     replay.replay(meta["messages"])
     return result
 
@@ -185,6 +189,8 @@ def _publish(miss: _Miss, recording: Recording, result: Any, native: float) -> t
     request = miss.request
     numbers, objects = request.arguments.substitutes()
     snapshot = skeleton.take(result, numbers, objects)
+    if objects and request.arguments.shares(snapshot.buffers):
+        return _Bypass("the result is a view of an argument's own memory")
     meta = {
         "dependencies": recording.dependencies + dependencies.of_classes(snapshot.modules),
         "messages": recording.messages,
