@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -134,5 +135,15 @@ def adapter(call: BoundCall) -> str | None:
 
 
 def named(value: object) -> str:
-    """The name of a class or function, as part of a key."""
+    """The name of a class, a function or a partial of one, as part of a key.
+
+    Any other callable is told by its repr; if that holds an address, its key is found by no other process.
+    """
+    if isinstance(value, functools.partial):
+        keywords = [item for pair in sorted(value.keywords.items()) for item in pair]
+        return f"{named(value.func)}({', '.join(_constant(item) for item in (*value.args, *keywords))})"
     return f"{getattr(value, '__module__', '?')}.{getattr(value, '__qualname__', repr(value))}"
+
+
+def _constant(value: object) -> str:
+    return repr(value) if isinstance(value, (str, int, float, bytes, type(None))) else named(value)
