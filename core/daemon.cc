@@ -151,7 +151,7 @@ DaemonExit print_report(int fd) {
     if (got <= 0) break;
     line.append(part, static_cast<std::size_t>(got));
   }
-  std::fputs(line.empty() ? "failed unavailable overmindd ended while starting\n" : line.c_str(), stderr);
+  std::fputs(line.empty() ? "failed unavailable: overmindd ended while starting\n" : line.c_str(), stderr);
   return exit_of(StartReport::from_line(line));
 }
 

@@ -182,7 +182,7 @@ Status wait_until_gone(const Config& config, Deadline deadline) {
 std::string StartReport::to_line() const {
   if (outcome == Outcome::kOk) return "ok\n";
   if (outcome == Outcome::kAlreadyRunning) return "already-running\n";
-  std::string line = "failed " + std::string(code_name(failure.code())) + " " + failure.message();
+  std::string line = "failed " + std::string(code_name(failure.code())) + ": " + failure.message();
   for (char& c : line) c = c == '\n' ? ' ' : c;
   return line + "\n";
 }
@@ -191,11 +191,11 @@ StartReport StartReport::from_line(const std::string& line) {
   std::string text = line.substr(0, line.find('\n'));
   if (text == "ok") return {Outcome::kOk, {}};
   if (text == "already-running") return {Outcome::kAlreadyRunning, {}};
-  std::size_t space = text.find(' ', 7);
-  if (!text.starts_with("failed ") || space == std::string::npos) {
+  std::size_t colon = text.find(": ");
+  if (!text.starts_with("failed ") || colon == std::string::npos) {
     return {Outcome::kFailed, {Code::kUnavailable, "overmindd said '" + text + "'"}};
   }
-  return {Outcome::kFailed, protocol::status_of({text.substr(7, space - 7), text.substr(space + 1)})};
+  return {Outcome::kFailed, protocol::status_of({text.substr(7, colon - 7), text.substr(colon + 2)})};
 }
 
 std::vector<std::string> daemon_arguments(const Config& config) {

@@ -145,7 +145,9 @@ Status Store::commit(ConnectionId connection) {
   entry.last_used = wall_clock();
   EntryId id = entry.id;
   std::list<Waiter> waiters = leases_.finish(Key(lease->key));
-  replace(std::move(entry));
+  // The newest entry of a key wins.
+  if (const Entry* old = catalog_.find(entry.key)) remove(old->id, "dropped", "replaced by a newer one");
+  catalog_.put(std::move(entry));
   ++published_;
   const Entry& live = *catalog_.find(id);
   listener_.added(live);
@@ -157,16 +159,6 @@ Status Store::commit(ConnectionId connection) {
     listener_.event(event_of("hit", live));
   }
   return {};
-}
-
-// The newest entry of a key wins: whoever published it found the old one stale. A pin is meant for
-// what is loaded, not for one copy of it, so it moves over.
-void Store::replace(Entry entry) {
-  if (const Entry* old = catalog_.find(entry.key)) {
-    entry.pinned = old->pinned;
-    remove(old->id, "dropped", "replaced by a newer one");
-  }
-  catalog_.put(std::move(entry));
 }
 
 void Store::mapped(ConnectionId owner, const std::vector<EntryId>& ids) {

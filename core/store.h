@@ -82,7 +82,6 @@ class Store {
   Status check_publish(const protocol::Publish& request, int segment, std::uint64_t available);
   void pass_on(const Key& key, Deadline now);
   void remove(EntryId id, std::string_view event, std::string_view reason);
-  void replace(Entry entry);
 
   Limits limits_;
   StoreListener& listener_;
