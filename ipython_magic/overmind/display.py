@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import html
 import io
+import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-_WIDTH = 110  # columns of plain text where no terminal says otherwise
+_WIDTH = 130  # columns of plain text where no terminal says otherwise
 _BAR = 40  # columns of a bar in plain text
 
 Row = Mapping[str, Any]
@@ -87,7 +88,7 @@ def _render(renderable: Any) -> str:
     out = io.StringIO()
     width = _terminal_width()
     Console(file=out, width=width, force_terminal=False, force_jupyter=False, color_system=None).print(renderable)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
+    return textwrap.dedent("\n".join(line.rstrip() for line in out.getvalue().splitlines())).strip("\n")
 
 
 def _terminal_width() -> int:

@@ -220,8 +220,8 @@ def test_monitor_shows_a_load(ip: Any, file: Path, capsys: pytest.CaptureFixture
     load(file)
     thread.join(20)
     names = [event["event"] for event in seen]
-    assert names[0] == "watching"
-    assert names.index("lease") < names.index("committed") < names.index("hit")
+    assert names[0] == "watching", names
+    assert names.index("committed") < names.index("hit"), names
     assert str(file) in [event.get("target") for event in seen]
     assert "watching" in line(ip, "monitor --seconds 0.3", capsys)
 
