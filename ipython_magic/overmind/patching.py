@@ -178,7 +178,7 @@ class ImportHooks:
         """Runs `hook(module)` once `name` is imported."""
         self._awaited[name] = hook
         if self not in sys.meta_path:
-            sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+            sys.meta_path.insert(0, self)
         self._fire_if_there(name)
 
     def catch_up(self) -> None:
@@ -241,7 +241,7 @@ class ImportHooks:
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec = None if find is None else find(fullname, path, target)
             if spec is not None:
-                return spec
+                return spec  # type: ignore[no-any-return]
         return None
 
     def _shadow(self, loader: Any, fullname: str) -> None:
