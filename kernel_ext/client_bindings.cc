@@ -181,6 +181,7 @@ void add_config(py::module_& module) {
       .def_readwrite("budget", &Config::budget)
       .def_readwrite("log_level", &Config::log_level)
       .def_readwrite("daemon_path", &Config::daemon_path)
+      .def_readwrite("idle_exit_seconds", &Config::idle_exit_seconds)
       .def_property_readonly("instance_dir", &Config::instance_dir)
       .def_property_readonly("events_path", &Config::events_path)
       .def_property_readonly("log_path", &Config::log_path);

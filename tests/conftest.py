@@ -7,6 +7,7 @@ when the test ends, and nothing of it may be left.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -44,10 +45,12 @@ def processes_of(runtime: Path) -> list[psutil.Process]:
 def stop_daemon(runtime: Path) -> None:
     """Ends the daemon of this folder, politely, then by its pid. Its segments go with it."""
     for process in processes_of(runtime):
-        process.terminate()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
     _gone, alive = psutil.wait_procs(processes_of(runtime), timeout=10)
     for process in alive:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     psutil.wait_procs(alive, timeout=10)
 
 

@@ -31,6 +31,7 @@ class Config:
     budget: str
     log_level: str
     daemon_path: str
+    idle_exit_seconds: float
     @property
     def instance_dir(self) -> str: ...
     @property

@@ -81,7 +81,7 @@ def call(
 
 
 def generic(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """`overmind.load`: any callable that returns what it loaded. A loader that is patched already keeps its own rules."""
+    """`overmind.load`: any callable that returns what it loaded. A loader that is patched keeps its own rules."""
     underlying = getattr(fn, "__func__", fn)
     if hasattr(underlying, "__overmind_loader__"):
         return fn(*args, **kwargs)
@@ -199,7 +199,7 @@ def _publish(miss: _Miss, recording: Recording, result: Any, native: float) -> t
     publication = store.client().publish(
         miss.lease,
         loader=request.call.loader.name,
-        target=request.target,
+        target=_shown(request.target),
         native_seconds=native,
         meta=json.dumps(meta, separators=(",", ":")).encode(),
         skeleton=snapshot.skeleton,
@@ -209,6 +209,11 @@ def _publish(miss: _Miss, recording: Recording, result: Any, native: float) -> t
     )
     store.track(publication)
     return publication.entry_id, snapshot.nbytes
+
+
+def _shown(target: str) -> str:
+    """As the manifest takes it: UTF-8 (a file name may hold any byte), at most 4,096 bytes."""
+    return target.encode("utf-8", "replace")[:4096].decode("utf-8", "ignore")
 
 
 def _target(loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
