@@ -3,8 +3,8 @@
 
 Plain pickle semantics: what pickle would give back is what a hit gives back, with two differences. Tensors that
 the fast path of overmind._torch keeps exactly skip their Python rebuild functions, and storages and the buffers of
-pickle protocol 5 (numpy, arrow) lie in the segment instead of the pickle. Where pickle is known to lose something in silence,
-the object is refused: UNFIT below is the table.
+pickle protocol 5 (numpy, arrow) lie in the segment instead of the pickle. Where pickle is known to lose something in
+silence, the object is refused: unfit.py holds the table.
 
 Thread safety: take() and restore() may run on any thread, several at once.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copyreg
 import gc
+import importlib
 import io
 import pickle
 import struct
@@ -26,7 +27,7 @@ from typing import Any
 from overmind import _core, log, torch_fallback, unfit
 
 
-class Unsupported(Exception):
+class Unsupported(Exception):  # noqa: N818 - an outcome, not a failure
     """The result can't be kept exactly; str() says why, for the user."""
 
 
@@ -62,7 +63,8 @@ def take(result: Any, substitutes: dict[int, int], substitute_objects: list[Any]
 def restore(segment: _core.Segment, substitutes: list[Any]) -> Any:
     """The object of a segment, new and independent, over this process's private pages.
 
-    `substitutes`: the caller's objects in the order of their numbers. Raises whatever unpickling raises: the entry is no use then.
+    `substitutes`: the caller's objects in the order of their numbers. Raises whatever unpickling raises:
+    the entry is no use then.
     """
     storages, first, next_hook_id = _header(segment.tensors)
     with _without_gc(), _without_torch_modes():
@@ -104,8 +106,8 @@ def _take(result: Any, substitutes: dict[int, int]) -> Snapshot:
 
 
 def _reduce_ordered_dict(mapping: OrderedDict[Any, Any]) -> tuple[Any, ...]:
-    """What OrderedDict.__reduce__ gives, without asking copyreg for its slots each time, which took half of take(): every
-    module of torch has eleven of them, most of them empty."""
+    """What OrderedDict.__reduce__ gives, without asking copyreg for its slots each time, which took half of
+    take(): every module of torch has eleven of them, most of them empty."""
     state = mapping.__dict__
     if not mapping and not state:
         return OrderedDict, ()
@@ -169,17 +171,17 @@ def _modules(skeleton: bytes) -> frozenset[str]:
 
 def _backend(needs_torch: bool) -> Any:
     """overmind._torch, or torch_fallback when torch is not there or is another one than _torch was built against."""
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     if torch is None:
         if not needs_torch:
             return torch_fallback  # without torch there are no tensors to meet: don't import it for nothing
-        import torch
+        torch = importlib.import_module("torch")
     try:
         from overmind import _torch
     except ImportError as error:
         _warn_of_fallback(str(error), torch.__version__)
         return torch_fallback
-    if _torch.TORCH_VERSION == torch.__version__:
+    if torch.__version__ == _torch.TORCH_VERSION:
         return _torch
     _warn_of_fallback(f"it was built for torch {_torch.TORCH_VERSION}", torch.__version__)
     return torch_fallback
@@ -225,8 +227,9 @@ def _without_gc() -> Iterator[None]:
 
 @contextmanager
 def _without_torch_modes() -> Iterator[None]:
-    """Rebuild functions are ordinary torch code: inference mode, device contexts and dispatch modes would change them."""
-    torch = sys.modules.get("torch")
+    """Rebuild functions are ordinary torch code: inference mode, device contexts and dispatch modes
+    would change them."""
+    torch: Any = sys.modules.get("torch")
     if torch is None:
         yield
         return
@@ -243,5 +246,3 @@ def _without_torch_modes() -> Iterator[None]:
 def _first_line(error: BaseException) -> str:
     text = str(error) or type(error).__name__
     return text.splitlines()[0]
-
-

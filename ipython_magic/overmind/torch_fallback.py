@@ -24,12 +24,54 @@ _TENSOR, _PARAMETER, _UNTYPED, _TYPED, _SUBSTITUTE = range(5)
 _REQUIRES_GRAD = 1
 
 # In the order of c10::ScalarType; a torch that lacks one can't have written it.
-_DTYPES = (
-    "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool qint8 quint8 qint32 "
-    "bfloat16 quint4x2 quint2x4 bits1x8 bits2x4 bits4x2 bits8 bits16 float8_e5m2 float8_e4m3fn float8_e5m2fnuz "
-    "float8_e4m3fnuz uint16 uint32 uint64 uint1 uint2 uint3 uint4 uint5 uint6 uint7 int1 int2 int3 int4 int5 int6 "
-    "int7 float8_e8m0fnu float4_e2m1fn_x2"
-).split()
+_DTYPES = [
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+    "complex32",
+    "complex64",
+    "complex128",
+    "bool",
+    "qint8",
+    "quint8",
+    "qint32",
+    "bfloat16",
+    "quint4x2",
+    "quint2x4",
+    "bits1x8",
+    "bits2x4",
+    "bits4x2",
+    "bits8",
+    "bits16",
+    "float8_e5m2",
+    "float8_e4m3fn",
+    "float8_e5m2fnuz",
+    "float8_e4m3fnuz",
+    "uint16",
+    "uint32",
+    "uint64",
+    "uint1",
+    "uint2",
+    "uint3",
+    "uint4",
+    "uint5",
+    "uint6",
+    "uint7",
+    "int1",
+    "int2",
+    "int3",
+    "int4",
+    "int5",
+    "int6",
+    "int7",
+    "float8_e8m0fnu",
+    "float4_e2m1fn_x2",
+]
 
 _SIMPLE = (bool, int, float, str, type(None))
 
@@ -113,9 +155,7 @@ class Packer:
         ):
             return None
         index = self._storage_index(tensor.untyped_storage())
-        if not _fits(
-            tensor.storage_offset(), tensor.itemsize, self._storages[index][0], tensor.shape, tensor.stride()
-        ):
+        if not _fits(tensor.storage_offset(), tensor.itemsize, self._storages[index][0], tensor.shape, tensor.stride()):
             raise ValueError(f"{_describe(tensor)} reaches beyond its storage")
         if attributes:
             self._attributes.append((len(self._items), attributes))
@@ -206,7 +246,9 @@ class _Builder:
             nbytes, resizable, _reserved = self._take(_STORAGE)
             if nbytes and (buffer >= self._segment.buffer_count or len(self._segment.buffer(buffer)) != nbytes):
                 raise _malformed("a storage and its buffer differ in size")
-            self._storages.append(_storage_over(self._segment.buffer(buffer), resizable) if nbytes else _empty(resizable))
+            self._storages.append(
+                _storage_over(self._segment.buffer(buffer), resizable) if nbytes else _empty(resizable)
+            )
             buffer += bool(nbytes)
 
     def _item(self) -> Any:

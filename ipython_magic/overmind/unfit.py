@@ -13,7 +13,7 @@ from typing import Any
 Inspector = Callable[[Any], object]
 
 
-class Unfit(Exception):
+class Unfit(Exception):  # noqa: N818 - a verdict, not a failure
     """str() names the object and says what would be lost."""
 
 

@@ -16,9 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import overmind
+import pytest
 from overmind import _core
 
 
@@ -96,7 +95,7 @@ class TestSegment:
         del segment
 
     def test_needs_neither_torch_nor_numpy(self) -> None:
-        code = "import sys; from overmind import _core, skeleton; _core.config(); print({'torch', 'numpy'} & {*sys.modules})"
+        code = "import sys; from overmind import _core, skeleton; print({'torch', 'numpy'} & {*sys.modules})"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
         assert done.stdout.strip() == "set()"
 
@@ -118,11 +117,26 @@ class TestPickleGlobals:
         from decimal import Decimal
         from pathlib import PurePosixPath
 
-        value = [Counter("abca"), OrderedDict(x=Decimal(3)), deque([PurePosixPath("/a")]), {"y": Counter}, b"x" * 300, 2**80]
-        value = [value, value * 200, "Decimal", "decimal", "collections\nCounter", pickle.PickleBuffer(b"abc"), frozenset("ab")]
+        value = [
+            Counter("abca"),
+            OrderedDict(x=Decimal(3)),
+            deque([PurePosixPath("/a")]),
+            {"y": Counter},
+            b"x" * 300,
+            2**80,
+        ]
+        value = [
+            value,
+            value * 200,
+            "Decimal",
+            "decimal",
+            "collections\nCounter",
+            pickle.PickleBuffer(b"abc"),
+            frozenset("ab"),
+        ]
 
         class Tracking(pickle.Unpickler):
-            seen: set[tuple[str, str]] = set()
+            seen: set[tuple[str, str]] = set()  # noqa: RUF012
 
             def find_class(self, module: str, name: str) -> Any:
                 self.seen.add((module, name))
@@ -150,7 +164,9 @@ class TestPickleGlobals:
 
 
 class TestRecording:
-    def test_opens_listings_and_scans_with_absolute_paths(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_opens_listings_and_scans_with_absolute_paths(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         (tmp_path / "file").write_text("x")
         monkeypatch.chdir(tmp_path)
         _core.start_recording()
@@ -196,9 +212,9 @@ class TestRecording:
     def test_failing_opens_are_recorded_and_fail_as_always(self, tmp_path: Path) -> None:
         _core.start_recording()
         with pytest.raises(FileNotFoundError):
-            open(tmp_path / "missing")
+            open(tmp_path / "missing")  # noqa: SIM115
         with pytest.raises(ValueError, match="null"):
-            open("a\0b")
+            open("a\0b")  # noqa: SIM115
         paths = [path for _, path, _ in _core.stop_recording()]
         assert str(tmp_path / "missing") in paths
 
@@ -361,5 +377,6 @@ def keys_of(name: str) -> list[str]:
     """Keys of a TypedDict in _core.pyi: what the bindings give must be what they promise."""
     stub = ast.parse((Path(overmind.__file__).parent / "_core.pyi").read_text())
     (found,) = [node for node in stub.body if isinstance(node, ast.ClassDef) and node.name == name]
-    return [item.target.id for item in found.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)]
-
+    return [
+        item.target.id for item in found.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+    ]

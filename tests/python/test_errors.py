@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 import pytest
-
 from overmind import _core
 
 ROWS = {
@@ -32,7 +31,9 @@ def test_each_code_has_its_own_exception(code: str) -> None:
 
 
 def test_the_table_is_complete() -> None:
-    named = {value for value in vars(_core).values() if isinstance(value, type) and issubclass(value, _core.OvermindError)}
+    named = {
+        value for value in vars(_core).values() if isinstance(value, type) and issubclass(value, _core.OvermindError)
+    }
     assert named == {*ROWS.values(), _core.OvermindError}
 
 
@@ -69,4 +70,6 @@ def test_denied_for_a_symlinked_runtime_folder(tmp_path: Path) -> None:
 
 def test_exhausted_for_a_segment_that_no_machine_holds() -> None:
     with pytest.raises(_core.OvermindError):
-        _core.make_segment(loader="l", target="t", meta=b"", skeleton=b"", tensors=b"", buffers=[(1, 2**62), (1, 2**62)])
+        _core.make_segment(
+            loader="l", target="t", meta=b"", skeleton=b"", tensors=b"", buffers=[(1, 2**62), (1, 2**62)]
+        )
