@@ -194,7 +194,7 @@ def _publish(miss: _Miss, recording: Recording, result: Any, native: float) -> t
     meta = {
         "dependencies": recording.dependencies + dependencies.of_classes(snapshot.modules),
         "messages": recording.messages,
-        "substitutes": request.arguments.paths(),
+        "substitutes": request.arguments.paths(snapshot.used),
     }
     publication = store.client().publish(
         miss.lease,

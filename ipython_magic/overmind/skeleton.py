@@ -40,6 +40,7 @@ class Snapshot:
     buffers: list[tuple[int, int]]  # (address, nbytes): storages first, then pickle's own buffers
     keepalive: list[Any]  # what owns that memory
     modules: frozenset[str]  # modules whose globals the pickle refers to
+    used: frozenset[int]  # numbers of the substitutes that are part of the result
     nbytes: int  # of all of it
 
 
@@ -101,6 +102,7 @@ def _take(result: Any, substitutes: dict[int, int]) -> Snapshot:
         buffers=buffers,
         keepalive=[*keepalive, *spans.keepalive],
         modules=_modules(skeleton),
+        used=frozenset(substitutes[id(item)] for item in keepalive if id(item) in substitutes),
         nbytes=len(skeleton) + len(tensors) + sum(nbytes for _, nbytes in buffers),
     )
 

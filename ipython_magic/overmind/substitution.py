@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from overmind import encoding
@@ -44,9 +44,15 @@ class Arguments:
                 objects.append(part)
         return numbers, objects
 
-    def paths(self) -> list[Any]:
-        """Where resolve() finds the same objects in another call: JSON, in the order of substitutes()."""
-        found: list[Any] = [_steps(node) for node in self._nodes]
+    def paths(self, used: Collection[int] | None = None) -> list[Any]:
+        """Where resolve() finds the same objects in another call: JSON, in the order of substitutes().
+
+        With `used`, up to the highest of these numbers only: walking the parts of a UNet to find none takes 3 ms a hit.
+        """
+        count = len(self._nodes) if used is None else max(used, default=-1) + 1
+        found: list[Any] = [_steps(node) for node in self._nodes[:count]]
+        if used is not None and count <= len(self._nodes):
+            return found
         for node in self._nodes:
             if node.tree:
                 parts, shape = _parts(node.value)
