@@ -281,7 +281,10 @@ DaemonExit run_daemon(DaemonOptions options) {
     if (!detached.ok()) return fail(detached.status());
     if (detached.value()) return *detached.value();
   }
-  return run_keeper(config, instance, reporter, options.adopt_server);
+  DaemonExit exit = run_keeper(config, instance, reporter, options.adopt_server);
+  // Left to the kernel: whoever waits for the lock waits for the end of this process.
+  instance.lock.release();
+  return exit;
 }
 
 }  // namespace overmind

@@ -324,7 +324,8 @@ TEST_F(ClientTest, NoDescriptorStays) {
 
 TEST_F(ClientTest, AThousandEntriesStaySmallAndFast) {
   auto client = connected();
-  auto median_us = [&](const Key& which) {
+  // The tenth percentile: what the machine does besides is not the question.
+  auto hit_us = [&](const Key& which) {
     std::vector<double> times;
     for (int i = 0; i < 201; ++i) {
       auto start = std::chrono::steady_clock::now();
@@ -333,11 +334,11 @@ TEST_F(ClientTest, AThousandEntriesStaySmallAndFast) {
       EXPECT_EQ(hit.kind, Kind::kHit);
       client->unmapped(hit.mapping->manifest().id);
     }
-    std::ranges::nth_element(times, times.begin() + 100);
-    return times[100];
+    std::ranges::nth_element(times, times.begin() + 20);
+    return times[20];
   };
   put(*client, key(1));
-  double before = median_us(key(1));
+  double before = hit_us(key(1));
   for (int i = 0; i < 1000; ++i) {
     Key other{};
     other[0] = 200;
@@ -345,20 +346,20 @@ TEST_F(ClientTest, AThousandEntriesStaySmallAndFast) {
     other[2] = static_cast<std::uint8_t>(i);
     ASSERT_NE(put(*client, other), 0u);
   }
-  double after = median_us(key(1));
+  double after = hit_us(key(1));
   Result<StoreStats> stats = client->stats();
   ASSERT_OK(stats);
   EXPECT_EQ(stats.value().entries, 1001u);
   EXPECT_EQ(client->list().value().size(), 1001u);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   EXPECT_LT(stats.value().daemon_rss, 20u << 20);
+  EXPECT_LT(after, before * 1.5 + 20);
 #endif
   RecordProperty("hit_us_alone", std::to_string(before));
   RecordProperty("hit_us_among_1000", std::to_string(after));
   RecordProperty("daemon_rss", std::to_string(stats.value().daemon_rss));
   std::printf("hit: %.1f us alone, %.1f us among 1,000; daemon %.1f MB\n", before, after,
               static_cast<double>(stats.value().daemon_rss) / 1e6);
-  EXPECT_LT(after, before * 2 + 50);
 }
 
 }  // namespace

@@ -81,6 +81,11 @@ class DaemonTest : public ::testing::Test {
     EXPECT_TRUE(stopped.ok() || stopped.code() == Code::kDenied) << stopped.to_string();
     EXPECT_TRUE(wait_until([&] { return processes_with(folder_.path()).empty(); }, 5)) << "processes are left";
     for (pid_t pid : processes_with(folder_.path())) ::kill(pid, SIGKILL);
+#ifndef __SANITIZE_THREAD__  // libzmq is not instrumented
+    std::string log = read_file(config_.log_path());
+    EXPECT_EQ(log.find("Sanitizer"), std::string::npos) << log;  // the daemon's stderr goes there
+    EXPECT_EQ(log.find("runtime error"), std::string::npos) << log;
+#endif
   }
 
   std::unique_ptr<Client> connected(bool start = true) {
