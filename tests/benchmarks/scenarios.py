@@ -47,16 +47,19 @@ def _pipeline(folders: Folders) -> list[Step]:
 
     half = torch.float16
     vae, first, second, whole = (folders(name) for name in ("vae", "controlnet_a", "controlnet_b", "pipeline"))
-    load = StableDiffusionControlNetPipeline.from_pretrained
     return [
         Step("vae", lambda _: AutoencoderKL.from_pretrained(vae, dtype=half)),
         Step("controlnet_a", lambda _: ControlNetModel.from_pretrained(first, dtype=half)),
         Step("controlnet_b", lambda _: ControlNetModel.from_pretrained(second, dtype=half)),
-        Step(
-            "pipeline",
-            lambda got: load(whole, vae=got["vae"], controlnet=[got["controlnet_a"], got["controlnet_b"]], dtype=half),
-        ),
+        Step("pipeline", lambda got: _around(StableDiffusionControlNetPipeline, whole, got, half)),
     ]
+
+
+def _around(pipeline: Any, path: Path, got: Results, dtype: Any) -> Any:
+    """A pipeline around the parts loaded before. Takes the class: `from_pretrained` is wrapped after `prepare`."""
+    return pipeline.from_pretrained(
+        path, vae=got["vae"], controlnet=[got["controlnet_a"], got["controlnet_b"]], dtype=dtype
+    )
 
 
 def _llama(dtype: str) -> Callable[[Folders], list[Step]]:
