@@ -48,6 +48,12 @@ def write(encoder: Encoder, libraries: frozenset[str]) -> None:
         raise Uncacheable("a DeepSpeed configuration is active")
 
 
+def warm() -> None:
+    """Fills the caches that do not change: what is installed, the environment."""
+    _distributions()
+    _environment()
+
+
 @functools.lru_cache(256)
 def _names(libraries: frozenset[str]) -> tuple[str, ...]:
     return tuple(sorted(libraries.union(OPTIONAL) if _HUGGING & libraries else libraries))

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from overmind import _core, dependencies, journal, key, log, records, replay, skeleton, store, waiting
+from overmind import _core, ambient, dependencies, journal, key, log, records, replay, skeleton, store, waiting
 from overmind.loader import Loader
 from overmind.recording import Recording
 from overmind.records import LoadRecord
@@ -47,6 +47,15 @@ class _Bypass:
 def nested() -> bool:
     """True inside a native load that is being recorded on this thread: what it loads is part of its own result."""
     return bool(getattr(_local, "recording", False))
+
+
+def warm() -> None:
+    """Fills what is computed once in a process. Never raises, starts no daemon."""
+    try:
+        ambient.warm()
+        skeleton.warm()
+    except Exception:
+        log.logger.debug("could not warm up", exc_info=True)
 
 
 def call(

@@ -81,6 +81,11 @@ def restore(segment: _core.Segment, substitutes: list[Any]) -> Any:
     return result
 
 
+def warm() -> None:
+    """Imports what restore() needs, if torch is there."""
+    _backend(needs_torch=False)
+
+
 def _take(result: Any, substitutes: dict[int, int]) -> Snapshot:
     spans = _Spans()
     packer = _backend(needs_torch=False).Packer(substitutes, unfit.inspector_of(spans.add_array))
