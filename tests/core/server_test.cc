@@ -16,7 +16,9 @@
 
 #ifdef __SANITIZE_THREAD__
 // The distribution's libzmq is not instrumented: its own threads look unsynchronised.
-extern "C" const char* __tsan_default_suppressions() { return "race:libzmq\ncalled_from_lib:libzmq\n"; }
+extern "C" __attribute__((visibility("default"))) const char* __tsan_default_suppressions() {
+  return "race:libzmq\ncalled_from_lib:libzmq\n";
+}
 #endif
 
 namespace overmind {
