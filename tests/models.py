@@ -5,7 +5,7 @@
 come from a fixed seed, so two machines hold the same bytes. A model is written to a temporary folder and renamed, so
 a folder that exists is complete, however often the maker was interrupted, and parallel makers don't meet.
 
-    python tests/models.py --out build/models              every full-size model (7.2 GB, about two minutes)
+    python tests/models.py --out build/models              every full-size model (7.2 GB, 40 s on two cores)
     python tests/models.py --out build/models tiny_llama   only this one
 """
 
