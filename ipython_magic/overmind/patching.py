@@ -166,7 +166,7 @@ class ImportHooks:
     """
 
     def __init__(self) -> None:
-        self._awaited: dict[str, Hook] = {}
+        self._awaited: dict[str, tuple[Hook, ...]] = {}
         self._asking = threading.local()
 
     @property
@@ -175,8 +175,8 @@ class ImportHooks:
         return frozenset(self._awaited)
 
     def add(self, name: str, hook: Hook) -> None:
-        """Runs `hook(module)` once `name` is imported."""
-        self._awaited[name] = hook
+        """Runs `hook(module)` once `name` is imported, after those that were added for it before."""
+        self._awaited[name] = (*self._awaited.get(name, ()), hook)
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
         self._fire_if_there(name)
@@ -208,13 +208,11 @@ class ImportHooks:
         self._fire(name, module)
 
     def _fire(self, name: str, module: ModuleType) -> None:
-        hook = self._awaited.pop(name, None)
-        if hook is None:
-            return
-        try:
-            hook(module)
-        except Exception:
-            log.logger.warning("could not prepare %s, its loads stay native", name, exc_info=True)
+        for hook in self._awaited.pop(name, ()):
+            try:
+                hook(module)
+            except Exception:
+                log.logger.warning("could not prepare %s, its loads stay native", name, exc_info=True)
         if not self._awaited:
             self._leave()
 
