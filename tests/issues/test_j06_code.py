@@ -11,6 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from conftest import Oracle
+from processes import write_module
 
 MODULE = """
 import torch
@@ -44,9 +45,9 @@ def test_an_edited_class_after_a_restart(oracle: Oracle, folder: Path) -> None:
     source = USE.format(root=str(folder))
     old = [True, True, [4.0] * 3, None, [4.0] * 3, [8.0] * 3]
     new = [True, True, [4.0] * 3, 1, [4.0] * 3, [8.0] * 3]
-    (folder / "mymod.py").write_text(MODULE.format(more=""))
+    write_module(folder / "mymod.py", MODULE.format(more=""))
     assert oracle.by(source).value == old
-    (folder / "mymod.py").write_text(MODULE.format(more="self.new = 1"))
+    write_module(folder / "mymod.py", MODULE.format(more="self.new = 1"))
     run = oracle.run(source)
     assert run.value == new and run.outcomes != ["hit"]
     assert oracle.by(source).value == new
@@ -54,7 +55,7 @@ def test_an_edited_class_after_a_restart(oracle: Oracle, folder: Path) -> None:
 
 def test_a_whole_model_whose_class_was_edited(oracle: Oracle, folder: Path) -> None:
     """torch.load of a pickled module: its methods are the new ones, its attributes those of the file."""
-    (folder / "mymod.py").write_text(MODULE.format(more=""))
+    write_module(folder / "mymod.py", MODULE.format(more=""))
     source = f"""
         import os, sys, torch
         sys.path.insert(0, {str(folder)!r})
@@ -67,7 +68,7 @@ def test_a_whole_model_whose_class_was_edited(oracle: Oracle, folder: Path) -> N
     """
     assert oracle.by(source).value == [True, [2.0] * 3, False]
     text = MODULE.format(more="").replace("self.weight * x", "self.weight.double() * x * 10")
-    (folder / "mymod.py").write_text(text)
+    write_module(folder / "mymod.py", text)
     assert oracle.run(source).value == [True, [20.0] * 3, True]
     assert oracle.by(source).value == [True, [20.0] * 3, True]
 
@@ -103,7 +104,7 @@ with open(root + "/mymod.py", "w") as file:
 
 def test_autoreload(oracle: Oracle, folder: Path) -> None:
     right = [True, None, 1, 1, [4.0] * 3]
-    (folder / "mymod.py").write_text(MODULE.format(more=""))
+    write_module(folder / "mymod.py", MODULE.format(more=""))
     assert oracle.nat(NOTEBOOK.format(root=str(folder), extension="")).value == right
     with_extension = NOTEBOOK.format(root=str(folder), extension='cell("%load_ext overmind")')
     for _ in range(2):
@@ -149,6 +150,26 @@ def test_names_imported_before_overmind(oracle: Oracle, folder: Path) -> None:
     assert run.outcomes[-1] == "hit"
 
 
+def test_libraries_imported_after_overmind(oracle: Oracle, folder: Path) -> None:
+    """enable() first: each import is watched, and its loaders are wrapped as soon as it is done."""
+    path = str(folder / "w")
+    oracle.nat(f"""
+        import torch
+        from safetensors.torch import save_file
+        torch.save(torch.arange(3.), {path + ".pt"!r})
+        save_file({{"x": torch.arange(3.)}}, {path + ".safetensors"!r})
+    """)
+    source = f"""
+        from torch import load
+        from safetensors.torch import load_file
+        value = [load({path + ".pt"!r}).tolist(), load_file({path + ".safetensors"!r})["x"].tolist()]
+    """
+    for outcome in ("miss", "hit"):
+        run = oracle._fresh.interpreter(source)
+        assert run.value == [[0.0, 1.0, 2.0]] * 2
+        assert run.outcomes == [outcome] * 2
+
+
 SIGNATURES = """
 import inspect, json, diffusers, torch, transformers
 from safetensors.torch import load_file
@@ -161,7 +182,7 @@ found = {
 }
 value = {
     name: [str(inspect.signature(f)), f.__doc__, f.__name__, f.__qualname__, f.__module__, inspect.ismethod(f),
-           str(inspect.signature(inspect.unwrap(f))), inspect.getsourcefile(inspect.unwrap(f))]
+           inspect.getsourcefile(inspect.unwrap(f))]
     for name, f in found.items()
 }
 """
@@ -170,7 +191,9 @@ value = {
 def test_signatures_and_docs_stay(oracle: Oracle) -> None:
     native = oracle.nat(SIGNATURES)
     assert oracle.run(SIGNATURES + "\nassert torch.load.__wrapped__ is not torch.load\n").value == native.value
-    undone = oracle.run("import overmind\novermind.disable()\n" + SIGNATURES + "assert not hasattr(torch.load, '__wrapped__')")
+    undone = oracle.run(
+        "import overmind\novermind.disable()\n" + SIGNATURES + "assert not hasattr(torch.load, '__wrapped__')"
+    )
     assert undone.value == native.value
 
 

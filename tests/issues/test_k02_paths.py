@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from conftest import Oracle
+from processes import write_module
 
 TWO_FOLDERS = """
 import os, torch
@@ -49,7 +50,7 @@ def test_a_relative_path_belongs_to_the_working_folder(oracle: Oracle, folder: P
     assert len({record[3] for record in run.records}) == 6
 
 
-def test_spellings_of_one_file_share_an_entry(oracle: Oracle, folder: Path) -> None:
+def test_spellings_of_one_file_give_its_content(oracle: Oracle, folder: Path) -> None:
     two_folders(oracle, folder)
     run = oracle.hit(
         f"""
@@ -63,7 +64,9 @@ def test_spellings_of_one_file_share_an_entry(oracle: Oracle, folder: Path) -> N
         """
     )
     assert run.value == [[1.0] * 3] * 8
-    assert len({record[3] for record in run.records}) == 1, "one file, one entry"
+    entries = [record[3] for record in run.records]
+    assert entries[0] == entries[1], "a Path and its text"
+    assert entries[5] == entries[6], "an expanded ~ and the same path written out"
 
 
 def test_a_tilde_is_not_expanded_where_the_library_does_not(oracle: Oracle, folder: Path) -> None:
@@ -133,7 +136,7 @@ def test_equivalent_calls_share_an_entry(oracle: Oracle, folder: Path) -> None:
 
 
 def test_equal_numbers_of_different_type_are_different_arguments(oracle: Oracle, folder: Path) -> None:
-    (folder / "mylib.py").write_text("def load(a, b=2):\n    return [type(a).__name__, repr(a), type(b).__name__]\n")
+    write_module(folder / "mylib.py", "def load(a, b=2):\n    return [type(a).__name__, repr(a), type(b).__name__]\n")
     run = oracle.hit(
         f"""
         import sys, overmind

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Oracle
+from processes import write_module
 
 MYLIB = """
 import collections
@@ -85,7 +86,7 @@ def test_a_config_and_a_mapping_are_the_callers_own_afterwards(oracle: Oracle, f
     ],
 )
 def test_arguments_of_every_kind_load(oracle: Oracle, folder: Path, argument: str) -> None:
-    (folder / "mylib.py").write_text(MYLIB)
+    write_module(folder / "mylib.py", MYLIB)
     (folder / "data").write_text("content")
     run = oracle.by(f"""
         import os, sys, threading, numpy, torch, overmind
@@ -104,8 +105,9 @@ def test_arguments_of_every_kind_load(oracle: Oracle, folder: Path, argument: st
 
 
 def test_a_generator_argument_keeps_its_state(oracle: Oracle, folder: Path) -> None:
-    (folder / "mylib.py").write_text(
-        "import torch\ndef load(path, g):\n    return [open(path).read(), torch.rand(2, generator=g).tolist()]\n"
+    write_module(
+        folder / "mylib.py",
+        "import torch\ndef load(path, g):\n    return [open(path).read(), torch.rand(2, generator=g).tolist()]\n",
     )
     (folder / "data").write_text("content")
     run = oracle.by(f"""
@@ -121,7 +123,7 @@ def test_a_generator_argument_keeps_its_state(oracle: Oracle, folder: Path) -> N
 
 
 def test_two_unequal_sets_are_two_arguments(oracle: Oracle, folder: Path) -> None:
-    (folder / "mylib.py").write_text("def load(path, names):\n    return [open(path).read(), sorted(names)]\n")
+    write_module(folder / "mylib.py", "def load(path, names):\n    return [open(path).read(), sorted(names)]\n")
     (folder / "data").write_text("content")
     run = oracle.by(f"""
         import sys, overmind

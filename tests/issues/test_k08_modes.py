@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from conftest import Oracle
+from processes import write_module
 
 
 def prepared(oracle: Oracle, folder: Path) -> None:
@@ -24,7 +25,7 @@ def prepared(oracle: Oracle, folder: Path) -> None:
         torch.save({{"x": torch.arange(4.)}}, root + "/w.pt")
         save_file({{"x": torch.arange(4.)}}, root + "/w.safetensors")
     """)
-    (folder / "mylib.py").write_text("import torch\ndef load(n):\n    return torch.nn.LayerNorm(n)\n")
+    write_module(folder / "mylib.py", "import torch\ndef load(n):\n    return torch.nn.LayerNorm(n)\n")
     oracle.hit(loads(folder) + "value = [str(a['x'].device), str(b['x'].device), str(m.device), str(n.weight.dtype)]")
 
 
@@ -110,7 +111,7 @@ def test_the_default_device(oracle: Oracle, folder: Path) -> None:
 
 
 def test_no_grad_round_a_loader_that_builds(oracle: Oracle, folder: Path) -> None:
-    (folder / "mylib.py").write_text("import torch\ndef load():\n    return torch.ones(2, requires_grad=True) * 2\n")
+    write_module(folder / "mylib.py", "import torch\ndef load():\n    return torch.ones(2, requires_grad=True) * 2\n")
     source = f"""
         import sys, torch, overmind
         sys.path.insert(0, {str(folder)!r})

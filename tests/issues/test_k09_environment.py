@@ -12,6 +12,7 @@ from pathlib import Path
 
 from conftest import Oracle
 from hub import fake_hub
+from processes import write_module
 
 COMMIT = "1" * 40
 
@@ -52,8 +53,9 @@ def test_two_kernels_with_two_hub_caches(oracle: Oracle, folder: Path) -> None:
 
 def test_variables_are_read_when_the_load_runs(oracle: Oracle, folder: Path) -> None:
     """A loader that reads the environment: the entry of one setting is not the answer for the other."""
-    (folder / "mylib.py").write_text(
-        "import os, torch\ndef load(path):\n    return [torch.load(path).tolist(), os.environ.get('HF_MINE')]\n"
+    write_module(
+        folder / "mylib.py",
+        "import os, torch\ndef load(path):\n    return [torch.load(path).tolist(), os.environ.get('HF_MINE')]\n",
     )
     source = f"""
         import os, sys, torch, overmind

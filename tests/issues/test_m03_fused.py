@@ -40,7 +40,8 @@ def test_fused_and_killed(oracle: Oracle, folder: Path) -> None:
     load = LOAD.format(path=str(folder / "m"))
     pristine = oracle.hit(load + "value = weights(load())").value
     dead = oracle.run(
-        load + FUSE + "m = load()\nfuse(m, 1)\nassert weights(m) != weights(load())\nos.kill(os.getpid(), 9)\n", check=False
+        load + FUSE + "m = load()\nfuse(m, 1)\nassert weights(m) != weights(load())\nos.kill(os.getpid(), 9)\n",
+        check=False,
     )
     assert dead.returncode == -signal.SIGKILL
     after = oracle.run(load + "value = weights(load())")

@@ -70,7 +70,10 @@ def test_with_the_daemon_stopped_between(oracle: Oracle, folder: Path) -> None:
 @pytest.mark.parametrize("switch", ["disabled", "unusable"])
 def test_with_no_daemon_at_all(oracle: Oracle, folder: Path, runtime: Path, switch: str) -> None:
     (folder / "file").write_text("no folder can be made below a file")
-    environment = {"disabled": {"OVERMIND_DISABLE": "1"}, "unusable": {"OVERMIND_RUNTIME_DIR": str(folder / "file" / "x")}}
+    environment = {
+        "disabled": {"OVERMIND_DISABLE": "1"},
+        "unusable": {"OVERMIND_RUNTIME_DIR": str(folder / "file" / "x")},
+    }
     source = SOURCE.format(root=str(folder), between="")
     native = oracle.nat(source)
     oracle.hit(source)

@@ -124,26 +124,30 @@ value.append(str(load().to(torch.float64)[1].bias.dtype))
     assert run.value == [65793.0, "torch.float16", 1.0, 0.0, 65536.0, 65536.0, 65793.0, "torch.float64"]
 
 
+RESIZE = """
+import os, torch
+from safetensors.torch import load_file, save_file
+path = {path!r}
+if not os.path.exists(path + ".pt"):
+    torch.save(torch.arange(4.), path + ".pt")
+    save_file({{"x": torch.arange(4.)}}, path + ".safetensors")
+value = []
+for t in ({loads}):
+    value.append(t.untyped_storage().resizable())
+    for size in (2, 8):
+        try:
+            t.resize_(size)
+            value.append([list(t.shape), t.untyped_storage().nbytes(), t[:2].tolist()])
+        except RuntimeError as error:
+            value.append(str(error)[:60])
+"""
+
+
 def test_resizing_a_storage_is_as_native(oracle: Oracle, folder: Path) -> None:
-    run = oracle.hit(
-        f"""
-        import os, torch
-        from safetensors.torch import load_file, save_file
-        path = {str(folder / "w")!r}
-        if not os.path.exists(path + ".pt"):
-            torch.save(torch.arange(4.), path + ".pt")
-            save_file({{"x": torch.arange(4.)}}, path + ".safetensors")
-        value = []
-        for t in (torch.load(path + ".pt"), load_file(path + ".safetensors")["x"], torch.load(path + ".pt", mmap=True)):
-            value.append(t.untyped_storage().resizable())
-            for size in (2, 8):
-                try:
-                    t.resize_(size)
-                    value.append([list(t.shape), t.untyped_storage().nbytes(), t[:2].tolist()])
-                except RuntimeError as error:
-                    value.append(str(error)[:60])
-        """
-    )
+    loads = 'torch.load(path + ".pt"), load_file(path + ".safetensors")["x"]'
+    run = oracle.hit(RESIZE.format(path=str(folder / "w"), loads=loads))
+    assert run.value[1] == [[2], 16, [0.0, 1.0]]
+    run = oracle.by(RESIZE.format(path=str(folder / "w"), loads='torch.load(path + ".pt", mmap=True),'))
     assert run.value[1] == [[2], 16, [0.0, 1.0]]
 
 

@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 
 from conftest import processes_of
-from processes import Process, as_user, hand_over, normal_user
+from processes import Process, as_user, hand_over, normal_user, write_module
 
 LOADER = "import numpy\ndef load(path):\n    return [open(path).read(), numpy.full(300_000, 7.0)]\n"
 
@@ -27,7 +27,7 @@ value = [text, float(array.sum())]
 
 
 def prepared(folder: Path, runtime: Path) -> str:
-    (folder / "mylib.py").write_text(LOADER)
+    write_module(folder / "mylib.py", LOADER)
     (folder / "data").write_text("content")
     hand_over(runtime, normal_user())
     return LOAD.format(folder=str(folder))

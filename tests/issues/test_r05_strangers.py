@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import processes_of, stop_daemon
-from processes import OTHER_STRANGER, Process, as_user, hand_over, normal_user
+from processes import OTHER_STRANGER, Process, as_user, hand_over, normal_user, write_module
 
 LOADER = "import numpy\ndef load(path):\n    return [open(path).read(), numpy.full(300_000, 7.0)]\n"
 
@@ -45,7 +45,7 @@ print(ascii(got))
 
 
 def source(folder: Path) -> str:
-    (folder / "mylib.py").write_text(LOADER)
+    write_module(folder / "mylib.py", LOADER)
     (folder / "data").write_text("content")
     return f"""
 import sys, overmind

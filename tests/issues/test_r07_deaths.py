@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import processes_of, stop_daemon, wait_for
-from processes import Process
+from processes import Process, write_module
 
 SECONDS = 1.0  # of one native load
 BOUND = 45.0  # seconds until any client must have its object, however many loads and starts it takes
@@ -44,7 +44,7 @@ class Loading:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        (folder / "slow.py").write_text(LOADER)
+        write_module(folder / "slow.py", LOADER)
         (folder / "data").write_text("7")
         self.log = folder / "data.log"
 
@@ -105,7 +105,9 @@ def test_a_dead_loader_passes_its_right_on(loading: Loading) -> None:
 
 def _connected(client: Process) -> bool:
     with contextlib.suppress(psutil.Error):
-        return any("socket:" in os.readlink(f"/proc/{client.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{client.pid}/fd"))
+        return any(
+            "socket:" in os.readlink(f"/proc/{client.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{client.pid}/fd")
+        )
     return False
 
 

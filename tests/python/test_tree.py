@@ -26,7 +26,9 @@ def includes(path: Path) -> list[str]:
 @pytest.mark.parametrize("folder", ["tests/core", "tests/fuzz"])
 def test_every_test_file_is_registered(folder: str) -> None:
     registered = set(re.findall(r"\b(\w+\.cc)\b", (ROOT / folder / "CMakeLists.txt").read_text()))
-    registered |= {f"{name}.cc" for name in re.findall(r"\b(fuzz_\w+)\b", (ROOT / folder / "CMakeLists.txt").read_text())}
+    registered |= {
+        f"{name}.cc" for name in re.findall(r"\b(fuzz_\w+)\b", (ROOT / folder / "CMakeLists.txt").read_text())
+    }
     there = {path.name for path in (ROOT / folder).glob("*.cc")}
     assert there and there == registered & there | (registered if folder == "tests/core" else there)
 
@@ -49,7 +51,9 @@ def test_every_core_source_has_its_test() -> None:
 def test_core_knows_neither_python_nor_torch() -> None:
     for path in sources("core"):
         for name in includes(path):
-            assert not re.match(r"(Python\.h|pybind11|torch|ATen|c10|kernel_ext|ipython_magic|tests)", name), f"{path}: {name}"
+            assert not re.match(r"(Python\.h|pybind11|torch|ATen|c10|kernel_ext|ipython_magic|tests)", name), (
+                f"{path}: {name}"
+            )
 
 
 def test_nothing_includes_upward() -> None:
@@ -57,7 +61,9 @@ def test_nothing_includes_upward() -> None:
         for name in includes(path):
             assert not name.startswith(("ipython_magic", "tests")), f"{path}: {name}"
     torch_only = {
-        path.name for path in sources("kernel_ext") if any(re.match(r"(torch|ATen|c10)/", name) for name in includes(path))
+        path.name
+        for path in sources("kernel_ext")
+        if any(re.match(r"(torch|ATen|c10)/", name) for name in includes(path))
     }
     linked = re.search(r"pybind11_add_module\(_torch([^)]*)\)", (ROOT / "kernel_ext" / "CMakeLists.txt").read_text())
     assert linked is not None
@@ -76,7 +82,9 @@ def test_every_file_says_its_licence() -> None:
     python = [*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
     for path in [*sources("core"), *sources("kernel_ext"), *sources("tests"), *python]:
         text = path.read_text()
-        assert not text or text.startswith(("// SPDX-License-Identifier: MIT\n", "# SPDX-License-Identifier: MIT\n")), path
+        assert not text or text.startswith(("// SPDX-License-Identifier: MIT\n", "# SPDX-License-Identifier: MIT\n")), (
+            path
+        )
 
 
 @pytest.mark.parametrize("stub", sorted(PACKAGE.glob("*.pyi")), ids=lambda path: path.stem)

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from conftest import processes_of, stop_daemon, wait_for
 from fresh import Run
-from processes import Process, as_user, forbid, hand_over, normal_user
+from processes import Process, as_user, forbid, hand_over, normal_user, write_module
 
 BOUND = 30.0  # seconds for any load here; a native one takes a tenth of a second
 LARGE = 1_500_000  # float64: above what is written before the load returns
@@ -46,7 +46,7 @@ RIGHT = [LARGE, 2.0 * LARGE]
 
 @pytest.fixture
 def source(folder: Path, runtime: Path) -> str:
-    (folder / "mylib.py").write_text(LOADER)
+    write_module(folder / "mylib.py", LOADER)
     (folder / "data").write_text("2")
     return LOAD.format(folder=str(folder), after="")
 
@@ -143,7 +143,11 @@ def test_address_space_of_the_client(source: str, runtime: Path) -> None:
     assert run.value == [40_000_000, 8e7] and run.outcomes[0] in ("hit", "bypass")
     with Process(big, prepare=limit(resource.RLIMIT_AS, base + 250_000_000)) as process:
         failed = process.result(BOUND, check=False)
-    with Process(big.replace("overmind.load(mylib.load, ", "mylib.load("), on=False, prepare=limit(resource.RLIMIT_AS, base + 250_000_000)) as process:
+    with Process(
+        big.replace("overmind.load(mylib.load, ", "mylib.load("),
+        on=False,
+        prepare=limit(resource.RLIMIT_AS, base + 250_000_000),
+    ) as process:
         expected = process.result(BOUND, check=False)
     assert failed.returncode == expected.returncode == 1
     assert "MemoryError" in expected.stderr.splitlines()[-1] and "MemoryError" in failed.stderr.splitlines()[-1]
@@ -186,7 +190,9 @@ def test_limits_of_one_client_of_a_healthy_daemon(source: str, runtime: Path, wh
         run = process.result(BOUND)
     assert run.value == RIGHT and run.outcomes == ["hit"]
     # Publishing 11 MB may fail there; the load does not, and the key is free for the next.
-    with Process(other + "\nimport os\nos._exit(0 if value == [1_400_000, 2_800_000.0] else 3)", prepare=limited) as process:
+    with Process(
+        other + "\nimport os\nos._exit(0 if value == [1_400_000, 2_800_000.0] else 3)", prepare=limited
+    ) as process:
         assert process.result(BOUND).returncode == 0
     assert load(other).outcomes[0] in ("hit", "miss")
     assert load(other).outcomes == ["hit"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import Oracle, processes_of, wait_for
-from processes import Process
+from processes import Process, write_module
 
 LOADER = """
 import numpy
@@ -32,7 +32,7 @@ value = float(overmind.load(mylib.load, {folder!r} + "/data").sum())
 
 @pytest.fixture
 def source(folder: Path, runtime: Path) -> str:
-    (folder / "mylib.py").write_text(LOADER)
+    write_module(folder / "mylib.py", LOADER)
     (folder / "data").write_text("2")
     return LOAD.format(folder=str(folder))
 
@@ -48,7 +48,11 @@ def test_a_script_whose_output_is_captured_ends_when_it_ends(source: str, runtim
     """The pipe of the script must not be held open by the daemon or a snapshot child that it started."""
     begun = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", source + "\nprint(value)"], capture_output=True, text=True, stdin=subprocess.PIPE, timeout=60
+        [sys.executable, "-c", source + "\nprint(value)"],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.PIPE,
+        timeout=60,
     )
     assert done.stdout == "600000.0\n", done
     assert time.monotonic() - begun < 30
@@ -74,7 +78,16 @@ def test_its_session_folder_and_descriptors_are_its_own(source: str, runtime: Pa
         assert process.cwd() == "/" and process.terminal() is None
         for fd in os.listdir(f"/proc/{process.pid}/fd"):
             target = os.readlink(f"/proc/{process.pid}/fd/{fd}")
-            own = ("/dev/null", "/memfd:", "socket:", "anon_inode:", "/proc/pressure", "/proc/self", str(runtime), "/dev/urandom")
+            own = (
+                "/dev/null",
+                "/memfd:",
+                "socket:",
+                "anon_inode:",
+                "/proc/pressure",
+                "/proc/self",
+                str(runtime),
+                "/dev/urandom",
+            )
             assert target.startswith(own), f"{process.pid} holds {target}"
         status = Path(f"/proc/{process.pid}/status").read_text()
         assert "\nUmask:\t0077" in status
@@ -84,7 +97,11 @@ def test_signals_to_the_group_of_the_starter_do_not_reach_it(source: str, runtim
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGKILL):
         waiting = source + "\nimport time\nprint('loaded', flush=True)\ntime.sleep(60)\n"
         with subprocess.Popen(
-            [sys.executable, "-c", waiting], start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            [sys.executable, "-c", waiting],
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
         ) as starter:
             try:
                 assert starter.stdout is not None and starter.stdout.readline() == "loaded\n"
