@@ -51,10 +51,10 @@ c10::Storage make_storage(const SegmentView& view, const StorageRecord& record, 
     data = allocator->allocate(0);
   } else {
     if (next_buffer >= view.buffer_count) malformed("more storages than buffers");
-    const Range range = view.buffers[next_buffer++];
-    if (range.size != record.nbytes) malformed("a storage and its buffer differ in size");
+    const BufferView& buffer = view.buffers[next_buffer++];
+    if (buffer.size != record.nbytes) malformed("a storage and its buffer differ in size");
     view.retain(view.owner);
-    data = c10::DataPtr(view.data + range.offset, view.owner, view.release, c10::Device(c10::kCPU));
+    data = c10::DataPtr(buffer.data, view.owner, view.release, c10::Device(c10::kCPU));
   }
   const bool resizable = record.resizable != 0;
   return c10::Storage(c10::make_intrusive<c10::StorageImpl>(

@@ -9,7 +9,13 @@
 
 namespace overmind {
 
-constexpr char kSegmentCapsule[] = "overmind.SegmentView/1";
+constexpr char kSegmentCapsule[] = "overmind.SegmentView/2";
+
+// Where buffer i of the manifest is in this process: in the segment, or in a file that it was borrowed from.
+struct BufferView {
+  std::byte* data;
+  std::uint64_t size;
+};
 
 // Valid while the capsule lives, or while the caller holds a retain() of `owner`. retain and release are
 // thread-safe, need no GIL, and may be called while the interpreter ends; the last release unmaps.
@@ -17,7 +23,7 @@ struct SegmentView {
   std::byte* data;
   std::uint64_t size;
   Range tensors;
-  const Range* buffers;
+  const BufferView* buffers;
   std::uint64_t buffer_count;
   void* owner;
   void (*retain)(void* owner);

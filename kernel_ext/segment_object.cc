@@ -13,14 +13,22 @@
 
 namespace overmind {
 namespace py = pybind11;
-namespace {
 
-// What a memoryview of the mapping is a view of.
+// What a memoryview of an entry is a view of.
 struct View {
-  std::shared_ptr<Mapping> mapping;
+  std::shared_ptr<Segment::Memory> memory;
   std::span<std::byte> bytes;
   bool readonly;
 };
+
+// Counted outside Python, because a storage is freed on any thread.
+struct Owner {
+  std::atomic<std::uint64_t> count{1};
+  std::shared_ptr<Segment::Memory> memory;
+  SegmentView view{};
+};
+
+namespace {
 
 py::buffer_info view_info(const View& view) {
   return {view.bytes.data(),
@@ -31,13 +39,6 @@ py::buffer_info view_info(const View& view) {
           {1},
           view.readonly};
 }
-
-// Counted outside Python, because a storage is freed on any thread.
-struct Owner {
-  std::atomic<std::uint64_t> count{1};
-  std::shared_ptr<Mapping> mapping;
-  SegmentView view{};
-};
 
 void retain(void* owner) { static_cast<Owner*>(owner)->count.fetch_add(1, std::memory_order_relaxed); }
 
@@ -77,6 +78,19 @@ py::tuple buffer_address(const py::buffer& buffer) {
   return py::make_tuple(reinterpret_cast<std::uintptr_t>(info.ptr), info.size * info.itemsize, info.readonly);
 }
 
+// [(index, st_dev, st_ino, offset)]
+py::list find_borrowable_buffers(const py::sequence& buffers, std::uint64_t min_size) {
+  const std::vector<Source> sources = to_sources(buffers);
+  std::vector<Borrowable> found;
+  {
+    const py::gil_scoped_release unlocked;
+    found = find_borrowable(sources, min_size);
+  }
+  py::list places;
+  for (const Borrowable& place : found) places.append(py::make_tuple(place.index, place.dev, place.ino, place.offset));
+  return places;
+}
+
 }  // namespace
 
 std::shared_ptr<Mapping> tell_when_unmapped(std::shared_ptr<Client> client, std::shared_ptr<Mapping> mapping) {
@@ -88,31 +102,59 @@ std::shared_ptr<Mapping> tell_when_unmapped(std::shared_ptr<Client> client, std:
           }};
 }
 
-py::object Segment::view(Range range, bool readonly) const {
-  const py::object exporter = py::cast(View{mapping_, mapping_->bytes(range), readonly});
+Segment::Segment(std::shared_ptr<Mapping> mapping) : memory_(std::make_shared<Memory>()) {
+  memory_->mapping = std::move(mapping);
+  for (const Range range : manifest().buffers)
+    memory_->buffers.push_back({memory_->mapping->data() + range.offset, range.size});
+}
+
+void Segment::attach(const py::sequence& files, const py::sequence& borrowed) {
+  using Identity = std::tuple<std::string, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t>;
+  using Place = std::tuple<std::size_t, std::size_t, std::uint64_t, std::uint64_t>;
+  for (const py::handle file : files) {
+    auto [path, dev, ino, size, mtime_ns, ctime_ns] = file.cast<Identity>();
+    memory_->files.push_back(value_or_raise(BorrowedFile::map({std::move(path), dev, ino, size, mtime_ns, ctime_ns})));
+  }
+  for (const py::handle place : borrowed) {
+    const auto [buffer, file, offset, nbytes] = place.cast<Place>();
+    if (buffer >= memory_->buffers.size() || file >= memory_->files.size())
+      throw py::index_error("no such buffer or file");
+    const std::span<std::byte> bytes = memory_->files[file]->bytes();
+    if (offset > bytes.size() || nbytes > bytes.size() - offset)
+      throw py::index_error("a borrowed buffer leaves its file");
+    memory_->buffers[buffer] = {bytes.data() + offset, nbytes};
+  }
+}
+
+py::object Segment::view(Range range, bool readonly) const { return view(memory_->mapping->bytes(range), readonly); }
+
+py::object Segment::view(std::span<std::byte> bytes, bool readonly) const {
+  const py::object exporter = py::cast(View{memory_, bytes, readonly});
   auto view = py::reinterpret_steal<py::object>(PyMemoryView_FromObject(exporter.ptr()));
   if (!view) throw py::error_already_set();
   return view;
 }
 
 py::bytes Segment::meta() const {
-  const auto bytes = mapping_->bytes(manifest().meta);
+  const auto bytes = memory_->mapping->bytes(manifest().meta);
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
 py::object Segment::buffer(py::ssize_t index) const {
-  const auto& buffers = manifest().buffers;
+  const auto& buffers = memory_->buffers;
   if (index < 0 || static_cast<std::size_t>(index) >= buffers.size())
     throw py::index_error("buffer " + std::to_string(index) + " of " + std::to_string(buffers.size()));
-  return view(buffers[static_cast<std::size_t>(index)], false);
+  const BufferView& buffer = buffers[static_cast<std::size_t>(index)];
+  return view(std::span(buffer.data, buffer.size), false);
 }
 
 py::object Segment::capsule() const {
   auto owner = std::make_unique<Owner>();
-  owner->mapping = mapping_;
-  const Manifest& manifest = mapping_->manifest();
-  owner->view = {mapping_->data(),        mapping_->size(), manifest.tensors, manifest.buffers.data(),
-                 manifest.buffers.size(), owner.get(),      &retain,          &release};
+  owner->memory = memory_;
+  const Mapping& mapping = *memory_->mapping;
+  owner->view = {
+      mapping.data(), mapping.size(), manifest().tensors, memory_->buffers.data(), memory_->buffers.size(), owner.get(),
+      &retain,        &release};
   PyObject* capsule = PyCapsule_New(&owner->view, kSegmentCapsule, [](PyObject* self) {
     const auto* view = static_cast<const SegmentView*>(PyCapsule_GetPointer(self, kSegmentCapsule));
     view->release(view->owner);
@@ -137,8 +179,10 @@ void add_segment(py::module_& module) {
       .def_property_readonly("skeleton", [](const Segment& self) { return self.view(self.manifest().skeleton, true); })
       .def_property_readonly("tensors", [](const Segment& self) { return self.view(self.manifest().tensors, true); })
       .def_property_readonly("buffer_count", [](const Segment& self) { return self.manifest().buffers.size(); })
+      .def("attach", &Segment::attach, py::arg("files"), py::arg("borrowed"))
       .def("buffer", &Segment::buffer, py::arg("index"))
       .def("capsule", &Segment::capsule);
+  module.def("find_borrowable", &find_borrowable_buffers, py::arg("buffers"), py::arg("min_size"));
   module.def("buffer_address", &buffer_address, py::arg("buffer"));
   module.def("make_segment", &make_segment, py::kw_only(), py::arg("loader"), py::arg("target"), py::arg("meta"),
              py::arg("skeleton"), py::arg("tensors"), py::arg("buffers"));

@@ -67,6 +67,11 @@ class Segment:
     def tensors(self) -> memoryview: ...
     @property
     def buffer_count(self) -> int: ...
+    def attach(
+        self, files: Sequence[tuple[str, int, int, int, int, int]], borrowed: Sequence[tuple[int, int, int, int]]
+    ) -> None:
+        """Puts borrowed buffers in their places: files are (path, dev, ino, size, mtime_ns, ctime_ns), borrowed are
+        (buffer, file, offset, nbytes). Before capsule() and buffer(). InvalidError if a file is not exactly that one."""
     def buffer(self, index: int) -> memoryview:
         """Writable view of this process's own pages; keeps the mapping alive. IndexError."""
     def capsule(self) -> object:
@@ -169,10 +174,14 @@ class Client:
     def pin(self, entry_id: str, pinned: bool) -> None: ...
     def stop(self) -> None: ...
 
-# Audit recording: a C hook (PySys_AddAuditHook, installed once by the first start_recording, costs one branch when idle).
+# Audit recording: a C hook (PySys_AddAuditHook), installed by the first start_recording; idle, it costs one branch.
 def start_recording() -> None:
-    """Collect, for this thread, the paths of `open`, `os.listdir`, `os.scandir`, `mmap`-free opens. Nests by counting."""
+    """Collects, for this thread, the paths of `open`, `os.listdir` and `os.scandir`. Nests by counting."""
 
 def stop_recording() -> list[tuple[str, str, str]]:
     """(event, path as str, mode as str) in order, of the outermost recording; path made absolute against the cwd at
     the event. Integer descriptors are left out. Empty for inner ones."""
+
+def find_borrowable(buffers: Sequence[tuple[int, int]], min_size: int) -> list[tuple[int, int, int, int]]:
+    """(index, st_dev, st_ino, offset) of each buffer, (address, nbytes), of at least `min_size` bytes that lies in a
+    private mapping of a file and was never written. Leaves out what can't be proved."""

@@ -185,11 +185,14 @@ class Encoder:
         self._depth -= 1
 
     def attributes(self, value: Any, node: Node | None) -> None:
-        """Everything in the object's __dict__ and slots, whatever its class makes of it."""
+        """Everything in the object's __dict__ and slots, whatever its class makes of it.
+
+        By name, not by age: an unpickled object sets its attributes in another order than its constructor.
+        """
         own = state(value)
         self._enter(value, len(own))
         self.parts.append(b"%d:" % len(own))
-        for name, part in own.items():
+        for name, part in sorted(own.items()):
             self.text(name)
             self.value(part, node, ["t", name])
         self._depth -= 1

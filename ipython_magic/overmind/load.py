@@ -15,7 +15,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from overmind import _core, ambient, dependencies, journal, key, log, records, replay, skeleton, store, waiting
+from overmind import (
+    _core,
+    ambient,
+    borrowing,
+    dependencies,
+    journal,
+    key,
+    log,
+    records,
+    replay,
+    skeleton,
+    store,
+    waiting,
+)
 from overmind.loader import Loader
 from overmind.recording import Recording
 from overmind.records import LoadRecord
@@ -148,6 +161,8 @@ def _attempt(
 
 
 def _restore(segment: _core.Segment, meta: dict[str, Any], parts: list[Any]) -> Any:
+    if meta["borrowed"]:
+        borrowing.attach(segment, meta["dependencies"], meta["borrowed"])
     result = skeleton.restore(segment, parts)
     replay.replay(meta["messages"])
     return result
@@ -200,8 +215,11 @@ def _publish(miss: _Miss, recording: Recording, result: Any, native: float) -> t
     snapshot = skeleton.take(result, numbers, objects)
     if objects and request.arguments.shares(snapshot.buffers):
         return _Bypass("the result is a view of an argument's own memory")
+    depends = recording.dependencies + dependencies.of_classes(snapshot.modules)
+    buffers, borrowed = borrowing.borrow(snapshot.buffers, depends)
     meta = {
-        "dependencies": recording.dependencies + dependencies.of_classes(snapshot.modules),
+        "dependencies": depends,
+        "borrowed": borrowed,
         "messages": recording.messages,
         "substitutes": request.arguments.paths(snapshot.used),
     }
@@ -213,7 +231,7 @@ def _publish(miss: _Miss, recording: Recording, result: Any, native: float) -> t
         meta=json.dumps(meta, separators=(",", ":")).encode(),
         skeleton=snapshot.skeleton,
         tensors=snapshot.tensors,
-        buffers=snapshot.buffers,
+        buffers=buffers,
         inline_limit=_INLINE_LIMIT,
     )
     store.track(publication)

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: MIT
+#include "kernel_ext/borrowed.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cinttypes>
+#include <cstdio>
+
+#include "core/unique_fd.h"
+
+namespace overmind {
+namespace {
+
+struct FileMap {
+  std::uint64_t start, end, offset, dev, ino;
+};
+
+// Private mappings of files, ascending, from /proc/self/maps.
+std::vector<FileMap> private_file_maps() {
+  std::vector<FileMap> found;
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen("/proc/self/maps", "re"), &std::fclose);
+  if (file == nullptr) return found;
+  char* line = nullptr;
+  std::size_t capacity = 0;
+  while (::getline(&line, &capacity, file.get()) > 0) {
+    FileMap map{};
+    std::array<char, 5> mode{};
+    unsigned major_number = 0, minor_number = 0;
+    const int fields = std::sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s %" SCNx64 " %x:%x %" SCNu64, &map.start, &map.end,
+                                   mode.data(), &map.offset, &major_number, &minor_number, &map.ino);
+    if (fields != 7 || mode[3] != 'p' || map.ino == 0) continue;
+    map.dev = ::makedev(major_number, minor_number);
+    found.push_back(map);
+  }
+  std::free(line);  // NOLINT: getline's own allocation
+  return found;
+}
+
+constexpr std::uint64_t kPresent = 1ull << 63;
+constexpr std::uint64_t kSwapped = 1ull << 62;
+constexpr std::uint64_t kFilePage = 1ull << 61;
+
+// True when no page of [start, end) was copied for a write. A page that is not there was never touched, or
+// was dropped because the file still holds it.
+bool unwritten(int pagemap, std::uint64_t start, std::uint64_t end) {
+  static const std::uint64_t page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  std::array<std::uint64_t, 8192> entries;
+  std::uint64_t at = start / page;
+  const std::uint64_t last = (end + page - 1) / page;
+  while (at < last) {
+    const std::size_t count = std::min<std::uint64_t>(entries.size(), last - at);
+    const ssize_t got = ::pread(pagemap, entries.data(), count * 8, static_cast<off_t>(at * 8));
+    if (got != static_cast<ssize_t>(count * 8)) return false;
+    for (std::size_t i = 0; i < count; ++i)
+      if ((entries[i] & (kPresent | kSwapped)) != 0 && (entries[i] & kFilePage) == 0) return false;
+    at += count;
+  }
+  return true;
+}
+
+std::uint64_t nanoseconds(const timespec& time) {
+  return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000u + static_cast<std::uint64_t>(time.tv_nsec);
+}
+
+}  // namespace
+
+std::vector<Borrowable> find_borrowable(std::span<const Source> sources, std::uint64_t min_size) {
+  std::vector<Borrowable> found;
+  if (std::none_of(sources.begin(), sources.end(), [&](const Source& source) { return source.size >= min_size; }))
+    return found;
+  const std::vector<FileMap> maps = private_file_maps();
+  const UniqueFd pagemap(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+  if (!pagemap.valid()) return found;
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    if (sources[i].size < min_size) continue;
+    const auto start = reinterpret_cast<std::uintptr_t>(sources[i].data);
+    const std::uint64_t end = start + sources[i].size;
+    const auto next = std::upper_bound(maps.begin(), maps.end(), start,
+                                       [](std::uint64_t address, const FileMap& map) { return address < map.start; });
+    if (next == maps.begin()) continue;
+    const FileMap& map = *std::prev(next);
+    if (end > map.end || !unwritten(pagemap.get(), start, end)) continue;
+    found.push_back({i, map.dev, map.ino, map.offset + (start - map.start)});
+  }
+  return found;
+}
+
+Result<std::shared_ptr<BorrowedFile>> BorrowedFile::map(const FileIdentity& identity) {
+  const UniqueFd fd(::open(identity.path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!fd.valid()) return errno_status("open " + identity.path);
+  struct stat now {};
+  if (::fstat(fd.get(), &now) != 0) return errno_status("fstat " + identity.path);
+  if (!S_ISREG(now.st_mode) || now.st_dev != identity.dev || now.st_ino != identity.ino ||
+      static_cast<std::uint64_t>(now.st_size) != identity.size || nanoseconds(now.st_mtim) != identity.mtime_ns ||
+      nanoseconds(now.st_ctim) != identity.ctime_ns || identity.size == 0)
+    return Status(Code::kInvalid, identity.path + " changed since it was recorded; the next load makes a new entry");
+  // NORESERVE: nothing is written unless the user writes, and then page by page.
+  void* data = ::mmap(nullptr, identity.size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd.get(), 0);
+  if (data == MAP_FAILED) return errno_status("mmap " + identity.path);
+  return std::shared_ptr<BorrowedFile>(new BorrowedFile({static_cast<std::byte*>(data), identity.size}));
+}
+
+BorrowedFile::~BorrowedFile() { ::munmap(bytes_.data(), bytes_.size()); }
+
+}  // namespace overmind
