@@ -17,11 +17,18 @@ class Scanner {
   explicit Scanner(std::span<const std::byte> pickle)
       : at_(reinterpret_cast<const char*>(pickle.data())), end_(at_ + pickle.size()) {}
 
+  // Whether some object was part of its own constructor arguments. The pickler notices when it has written the call:
+  // it pops the result and takes the object that it wrote on the way, which was built from arguments that were not
+  // complete yet. A tensor loses its attributes so.
+  bool incomplete() const { return incomplete_; }
+
   // False: can't be followed.
   bool run(std::set<std::pair<std::string, std::string>>& globals) {
     while (at_ < end_) {
       const auto op = static_cast<unsigned char>(*at_++);
       if (op == '.') return true;
+      if (op == '0' && (previous_op_ == 'R' || previous_op_ == 0x81 || previous_op_ == 0x92)) incomplete_ = true;
+      if (op != 0x95) previous_op_ = op;  // a new frame may begin anywhere
       if (op == 0x93) {
         if (previous_.data() == nullptr || last_.data() == nullptr) return false;
         globals.emplace(previous_, last_);
@@ -172,6 +179,8 @@ class Scanner {
 
   const char* at_;
   const char* end_;
+  unsigned char previous_op_ = 0;
+  bool incomplete_ = false;
   std::string_view previous_, last_;  // the two newest pushes; no data when not a string
   std::unordered_map<std::uint64_t, std::string_view> strings_;
   std::uint64_t memo_size_ = 0;
@@ -181,7 +190,10 @@ class Scanner {
 
 Result<std::set<std::pair<std::string, std::string>>> pickle_globals(std::span<const std::byte> pickle) {
   std::set<std::pair<std::string, std::string>> globals;
-  if (!Scanner(pickle).run(globals)) return Status(Code::kInvalid, "a pickle with opcodes that Overmind can't follow");
+  Scanner scanner(pickle);
+  if (!scanner.run(globals)) return Status(Code::kInvalid, "a pickle with opcodes that Overmind can't follow");
+  if (scanner.incomplete())
+    return Status(Code::kInvalid, "an object that is part of its own constructor arguments, which unpickling loses");
   return globals;
 }
 

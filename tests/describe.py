@@ -116,7 +116,7 @@ class _Describer:
             tensor.storage_offset(),
             ["storage", number, storage.nbytes(), storage.resizable()],
             [tensor.is_conj(), tensor.is_neg()],
-            tensor._backward_hooks is not None,
+            bool(tensor._backward_hooks),  # unpickling leaves an empty table, which is as good as none
             _bytes(tensor),
         ]
 

@@ -87,7 +87,8 @@ def buffer_address(buffer: Any) -> tuple[int, int, bool]:
 
 def pickle_globals(pickle: bytes) -> list[tuple[str, str]]:
     """(module, qualified name) of every global that a protocol 4 or 5 pickle refers to, without running it: 2 ms for
-    the skeleton of a diffusers pipeline. InvalidError for a pickle that can't be followed to its end."""
+    the skeleton of a diffusers pipeline. InvalidError for a pickle that can't be followed to its end,
+    or that rebuilds an object from arguments that hold the object itself."""
 
 @final
 class Lease:

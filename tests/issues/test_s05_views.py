@@ -183,8 +183,10 @@ value = [v["row"].tolist(), v["same"] is v["net"].weight, v["end"].tolist(), v["
 
 @pytest.mark.parametrize("option", ["", ", mmap=True"])
 def test_each_load_is_its_own(oracle: Oracle, folder: Path, option: str) -> None:
+    """A bypass is right with mmap=True: the native load reads nothing."""
     before = prepared(oracle, folder, VIEWS)
-    run = oracle.hit(
+    ask = oracle.by if option else oracle.hit
+    run = ask(
         before
         + f"a = torch.load(root + '/v.pt'{option})\nb = torch.load(root + '/v.pt'{option})\n"
         + "a[0][0] = 50\nvalue = [groups([a[0], b[0]]), a[2][0].item(), b[2][0].item()]"

@@ -70,7 +70,7 @@ def face(make):
     try:
         return ["loaded", describe(make())]
     except BaseException as error:
-        frames = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+        frames = [f.name for f in traceback.extract_tb(error.__traceback__) if "/overmind/" not in f.filename]
         inner = [type(e).__name__ if e is not None else None for e in (error.__cause__, error.__context__)]
         return [type(error).__module__ + "." + type(error).__name__, [str(a) for a in error.args], frames[-1], inner,
                 error.__suppress_context__, [k.__name__ for k in type(error).__mro__]]
