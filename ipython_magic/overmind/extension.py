@@ -24,6 +24,7 @@ _said_disabled = False
 
 def unavailable() -> str | None:
     """Why Overmind can't work in this process, with what to do; None if it can."""
+    log.configure("warning")  # what follows may be the only thing to say
     try:
         from overmind import _core
     except ImportError as error:
