@@ -71,7 +71,7 @@ class Segment:
         self, files: Sequence[tuple[str, int, int, int, int, int]], borrowed: Sequence[tuple[int, int, int, int]]
     ) -> None:
         """Puts borrowed buffers in their places: files are (path, dev, ino, size, mtime_ns, ctime_ns), borrowed are
-        (buffer, file, offset, nbytes). Before capsule() and buffer(). InvalidError if a file is not exactly that one."""
+        (buffer, file, offset, nbytes). Before capsule() and buffer(). InvalidError if a file is not that one."""
     def buffer(self, index: int) -> memoryview:
         """Writable view of this process's own pages; keeps the mapping alive. IndexError."""
     def capsule(self) -> object:

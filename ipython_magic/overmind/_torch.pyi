@@ -15,8 +15,8 @@ class Packer:
 
     `packer.persistent_id` is set on a pickle.Pickler. It returns None for everything but
       - a tensor that the fast path takes exactly: type exactly torch.Tensor or torch.nn.Parameter, strided, CPU,
-        leaf without grad, no hooks, not conj/neg/quantised/inference/sparse/nested/meta, `__dict__` empty or holding only
-        str -> bool/int/float/str/None;
+        leaf without grad, no hooks, not conj/neg/quantised/inference/sparse/nested/meta, `__dict__` empty or
+        holding only str -> bool/int/float/str/None;
       - torch.UntypedStorage / TypedStorage on the CPU (met when a tensor takes pickle's own way);
       - an object whose id() is in `substitutes`.
     Each gets the next integer, the same one when met again. ValueError for a tensor that neither the fast path nor
@@ -37,7 +37,9 @@ class Packer:
         Call once, after the last dump."""
 
 def build(segment: object, substitutes: list[Any]) -> list[Any]:
-    """The list whose __getitem__ is the Unpickler's persistent_load: item i is what persistent id i stood for. `segment` is Segment.capsule().
+    """The list whose __getitem__ is the Unpickler's persistent_load: item i is what persistent id i stood for.
+
+    `segment` is Segment.capsule().
     Tensors get storages of exactly the recorded size and resizability over this process's private pages; storages
     shared before are shared again, and nothing else is. Built outside inference mode and without dispatch, so no
     ambient torch mode touches them. ValueError if the records are malformed."""

@@ -18,7 +18,7 @@ Buffers = list[tuple[int, int]]
 
 
 def borrow(buffers: Buffers, dependencies: Sequence[Sequence[Any]]) -> tuple[Buffers, list[list[int]]]:
-    """What is left to copy, and [[buffer, dependency, offset, nbytes], ...] for the rest, which are left as empty buffers."""
+    """What is left to copy, and [[buffer, dependency, offset, nbytes], ...] for the rest, empty in the former."""
     files = {(item[1], item[2]): number for number, item in enumerate(dependencies) if type(item[1]) is int}
     kept, borrowed = list(buffers), []
     for index, dev, ino, offset in _core.find_borrowable(buffers, _MIN_SIZE):
@@ -35,6 +35,6 @@ def attach(segment: _core.Segment, dependencies: Sequence[Sequence[Any]], borrow
     numbers = sorted({item[1] for item in borrowed})
     places = {number: place for place, number in enumerate(numbers)}
     segment.attach(
-        [tuple(dependencies[number][:6]) for number in numbers],  # type: ignore[misc]
+        [tuple(dependencies[number][:6]) for number in numbers],
         [(buffer, places[number], offset, nbytes) for buffer, number, offset, nbytes in borrowed],
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from overmind import encoding
 from overmind.encoding import MAX_ARRAY, Encoder, Node
+from overmind.quirks.tokenizers import PENDING
 
 _STRINGS = ("dtype", "device", "layout", "memory_format")
 
@@ -176,8 +177,10 @@ def embedded(encoder: Encoder, value: Any, parent: Node | None, step: list[Any])
 
 
 def _embedded_facts(encoder: Encoder, state: dict[str, Any], node: Node) -> None:
-    encoder.parts.append(b"%d:" % len(state))
-    for name, part in state.items():
+    # Its Rust part, built or not (quirks/tokenizers.py), is not looked into.
+    facts = sorted((name, part) for name, part in state.items() if name not in ("_tokenizer", PENDING))
+    encoder.parts.append(b"%d:" % len(facts))
+    for name, part in facts:
         encoder.text(name)
         if _plain(part):
             encoder.value(part, node, ["t", name])

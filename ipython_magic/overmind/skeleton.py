@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from overmind import _core, log, torch_fallback, unfit
+from overmind.quirks import tokenizers
 
 
 class Unsupported(Exception):  # noqa: N818 - an outcome, not a failure
@@ -88,10 +89,20 @@ def warm() -> None:
 
 def _take(result: Any, substitutes: dict[int, int]) -> Snapshot:
     spans = _Spans()
-    packer = _backend(needs_torch=False).Packer(substitutes, unfit.inspector_of(spans.add_array))
+    reducers: dict[type, Any] = {**copyreg.dispatch_table, OrderedDict: _reduce_ordered_dict}
+    inspector_of = unfit.inspector_of(spans.add_array)
+
+    def meet(kind: type) -> unfit.Inspector | None:
+        """Asked by the packer once per type, before pickle looks for a reducer."""
+        reducer = tokenizers.reducer(kind)
+        if reducer is not None:
+            reducers.setdefault(kind, reducer)
+        return inspector_of(kind)
+
+    packer = _backend(needs_torch=False).Packer(substitutes, meet)
     file = io.BytesIO()
     pickler = pickle.Pickler(file, protocol=5, buffer_callback=spans.add_buffer)
-    pickler.dispatch_table = {**copyreg.dispatch_table, OrderedDict: _reduce_ordered_dict}
+    pickler.dispatch_table = reducers
     pickler.persistent_id = packer.persistent_id  # type: ignore[method-assign]
     try:
         pickler.dump(result)
@@ -229,6 +240,10 @@ def _without_gc() -> Iterator[None]:
     try:
         yield
     finally:
+        if gc.get_freeze_count() == 0:
+            # Straight to the oldest generation: collecting the youngest would look at each of them once, 10 ms.
+            gc.freeze()
+            gc.unfreeze()
         gc.enable()
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from overmind import encoding
 from overmind.encoding import Node, Uncacheable
+from overmind.quirks import tokenizers
 
 _TABLES = ("_modules", "_parameters", "_buffers")
 
@@ -136,6 +137,8 @@ def _parts(root: Any) -> tuple[list[Any], str]:
         prefix, owner = stack.pop()
         state = object.__getattribute__(owner, "__dict__")
         if "_parameters" not in state:
+            if tokenizers.PENDING in state:
+                tokenizers.build(owner)
             _opaque_parts(state, parts, numbers, lines)
             continue
         for table in _TABLES:
@@ -155,7 +158,7 @@ def _parts(root: Any) -> tuple[list[Any], str]:
 
 def _opaque_parts(state: dict[str, Any], parts: list[Any], numbers: dict[int, int], lines: list[str]) -> None:
     """Attributes of a tokenizer or processor, one level deep (its Rust tokenizer, its vocabulary)."""
-    for name, part in state.items():
+    for name, part in sorted(state.items()):
         if not _is_own(part):
             continue
         if id(part) not in numbers:

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from overmind.quirks import tokenizers
+
 Inspector = Callable[[Any], object]
 
 
@@ -45,6 +47,8 @@ def inspector_of(add_array: Inspector) -> Callable[[type], Inspector | None]:
         numpy = sys.modules.get("numpy")
         if numpy is not None and issubclass(kind, numpy.ndarray):
             return add_array
+        if kind.__module__.split(".")[0] == "tokenizers":
+            return tokenizers.refuse_attributes
         torch = sys.modules.get("torch")
         if torch is not None and issubclass(kind, torch.Tensor):
             return _tensor_inspector(kind, torch)

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: MIT
+"""Weights that the native load only mapped stay in their file, and only then."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from overmind import _core, borrowing, dependencies, skeleton
+from safetensors.torch import load_file, save_file
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    path = tmp_path / "w.safetensors"
+    save_file({"big": torch.arange(100_000, dtype=torch.float32), "small": torch.ones(3)}, path)
+    return path
+
+
+def recorded(path: Path) -> list[list[Any]]:
+    now = os.stat(path)
+    return [[str(path), now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns]]
+
+
+def entry(taken: skeleton.Snapshot, buffers: list[tuple[int, int]]) -> _core.Segment:
+    return _core.make_segment(
+        loader="t", target="t", meta=b"", skeleton=taken.skeleton, tensors=taken.tensors, buffers=buffers
+    )
+
+
+def test_a_mapped_weight_is_not_copied(weights: Path) -> None:
+    native = load_file(weights)
+    taken = skeleton.take(native, {}, [])
+    files = recorded(weights)
+    kept, borrowed = borrowing.borrow(taken.buffers, files)
+    assert [item[3] for item in borrowed] == [400_000]
+    segment = entry(taken, kept)
+    assert segment.nbytes < 20_000
+    borrowing.attach(segment, files, borrowed)
+    restored = skeleton.restore(segment, [])
+    assert torch.equal(restored["big"], native["big"]) and torch.equal(restored["small"], native["small"])
+    assert restored["big"].untyped_storage().nbytes() == 400_000
+
+
+def test_a_write_stays_in_this_process(weights: Path) -> None:
+    taken = skeleton.take(load_file(weights), {}, [])
+    files = recorded(weights)
+    kept, borrowed = borrowing.borrow(taken.buffers, files)
+    restored = []
+    for _ in range(2):
+        segment = entry(taken, kept)
+        borrowing.attach(segment, files, borrowed)
+        restored.append(skeleton.restore(segment, []))
+    restored[0]["big"].add_(1)
+    assert restored[1]["big"][5] == 5
+    assert load_file(weights)["big"][5] == 5
+
+
+def test_a_weight_that_was_written_is_copied(weights: Path) -> None:
+    native = load_file(weights)
+    native["big"][70_000] = -1
+    taken = skeleton.take(native, {}, [])
+    kept, borrowed = borrowing.borrow(taken.buffers, recorded(weights))
+    assert borrowed == [] and kept == taken.buffers
+
+
+def test_a_file_that_is_no_dependency_lends_nothing(weights: Path) -> None:
+    taken = skeleton.take(load_file(weights), {}, [])
+    assert borrowing.borrow(taken.buffers, [])[1] == []
+
+
+def test_ordinary_memory_is_copied() -> None:
+    taken = skeleton.take(torch.ones(100_000), {}, [])
+    assert borrowing.borrow(taken.buffers, [])[1] == []
+
+
+@pytest.mark.parametrize("how", ["rewritten", "replaced", "gone", "shorter"])
+def test_a_file_that_changed_is_not_mapped(weights: Path, how: str) -> None:
+    taken = skeleton.take(load_file(weights), {}, [])
+    files = recorded(weights)
+    kept, borrowed = borrowing.borrow(taken.buffers, files)
+    data = weights.read_bytes()
+    if how == "rewritten":
+        with weights.open("r+b") as file:
+            file.write(data)
+    elif how == "replaced":
+        other = weights.with_suffix(".new")
+        other.write_bytes(data)
+        os.replace(other, weights)
+    elif how == "gone":
+        weights.unlink()
+    else:
+        os.truncate(weights, len(data) - 1)
+    with pytest.raises(_core.OvermindError):
+        borrowing.attach(entry(taken, kept), files, borrowed)
+    assert how == "gone" or dependencies.changed(files) is not None
+
+
+def test_a_place_outside_the_file_is_refused(weights: Path) -> None:
+    taken = skeleton.take(load_file(weights), {}, [])
+    files = recorded(weights)
+    kept, borrowed = borrowing.borrow(taken.buffers, files)
+    borrowed[0][2] = files[0][3]
+    with pytest.raises(IndexError):
+        borrowing.attach(entry(taken, kept), files, borrowed)
+
+
+def test_an_entry_whose_files_were_not_attached_gives_nothing(weights: Path) -> None:
+    taken = skeleton.take(load_file(weights), {}, [])
+    kept, _borrowed = borrowing.borrow(taken.buffers, recorded(weights))
+    with pytest.raises(ValueError, match="differ in size"):
+        skeleton.restore(entry(taken, kept), [])

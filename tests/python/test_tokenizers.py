@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: MIT
+"""A restored fast tokenizer is the native one, whenever it is looked at."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from describe import describe
+from overmind import _core, skeleton
+from overmind.quirks import tokenizers as quirk
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import CLIPTokenizer, PreTrainedTokenizerFast
+
+
+def fast() -> Any:
+    vocab = {"[UNK]": 0, "a": 1, "b": 2, "ab": 3}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[("a", "b")], unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", additional_special_tokens=["<x>"])
+
+
+def clip(tmp_path: Path) -> Any:
+    vocab = {"<|startoftext|>": 0, "<|endoftext|>": 1, "a": 2, "b": 3, "a</w>": 4, "b</w>": 5, "ab</w>": 6}
+    return CLIPTokenizer(vocab=vocab, merges=[("a", "b</w>")])
+
+
+def through(value: Any) -> Any:
+    taken = skeleton.take(value, {}, [])
+    segment = _core.make_segment(
+        loader="t", target="t", meta=b"", skeleton=taken.skeleton, tensors=taken.tensors, buffers=taken.buffers
+    )
+    return skeleton.restore(segment, [])
+
+
+def test_the_rust_part_is_built_at_first_use() -> None:
+    restored = through(fast())
+    assert quirk.PENDING in vars(restored)
+    assert restored("ab a <x>").input_ids == fast()("ab a <x>").input_ids
+    assert quirk.PENDING not in vars(restored)
+    assert type(restored._tokenizer) is Tokenizer
+    assert restored._tokenizer is restored.backend_tokenizer
+
+
+def test_equal_in_every_attribute() -> None:
+    assert describe(through(fast())) == describe(fast())
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, copy.copy, lambda value: pickle.loads(pickle.dumps(value))])
+def test_copies_are_whole(way: Callable[[Any], Any]) -> None:
+    """Also in a process that knows nothing of Overmind: the pickle names none of it."""
+    restored = through(fast())
+    other = way(restored)
+    assert other("ab").input_ids == [3]
+    assert b"overmind" not in pickle.dumps(through(fast()))
+
+
+def test_clips_own_decode_is_kept(tmp_path: Path) -> None:
+    """CLIP sets a local function on its Rust tokenizer; pickle of the Rust class drops it without a word."""
+    native = clip(tmp_path)
+    ids = native("ab b").input_ids
+    restored = through(native)
+    assert "</w>" in Tokenizer.decode(native._tokenizer, ids)
+    assert restored.decode(ids) == native.decode(ids)
+    assert list(vars(restored._tokenizer)) == ["decode"]
+
+
+def test_other_attributes_of_a_rust_object_are_refused() -> None:
+    tokenizer = fast()
+    tokenizer._tokenizer.note = "mine"
+    with pytest.raises(skeleton.Unsupported, match="attributes of its own"):
+        skeleton.take(tokenizer, {}, [])
+    bare = Tokenizer(models.BPE())
+    bare.note = "mine"
+    with pytest.raises(skeleton.Unsupported, match="attributes of its own"):
+        skeleton.take([bare], {}, [])
+
+
+def test_a_class_that_pickles_in_its_own_way_keeps_it() -> None:
+    class Own(PreTrainedTokenizerFast):
+        def __getstate__(self) -> dict[str, Any]:
+            return dict(self.__dict__)
+
+    assert quirk.reducer(Own) is None
+    assert quirk.reducer(PreTrainedTokenizerFast) is not None
+    assert quirk.reducer(dict) is None
+
+
+def test_the_class_looks_as_before() -> None:
+    through(fast())
+    assert PreTrainedTokenizerFast._tokenizer is None
+    blank = PreTrainedTokenizerFast.__new__(PreTrainedTokenizerFast)
+    assert blank._tokenizer is None
+
+
+def test_the_entry_lives_until_the_rust_part_is_built() -> None:
+    restored = [through(fast()) for _ in range(3)]
+    gc.collect()
+    assert [tokenizer("ab").input_ids for tokenizer in restored] == [[3]] * 3
