@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import overmind
 import pytest
-from conftest import processes_of
-from overmind import records, store
+from conftest import processes_of, wait_for
+from overmind import modules, records, store
 
 
 @pytest.fixture
@@ -55,7 +56,8 @@ def line(ip: Any, text: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def load(path: Path) -> records.LoadRecord:
-    """One load, committed; its record."""
+    """One load, committed; its record. A file written a moment ago is not kept: see dependencies.py."""
+    wait_for(lambda: time.time_ns() - path.stat().st_ctime_ns > 2 * modules.TICK_NS, 5, "a settled file")
     assert overmind.load(Path.read_bytes, path) == path.read_bytes()
     assert overmind.wait_published(20)
     return overmind.history()[-1]

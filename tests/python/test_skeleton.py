@@ -446,7 +446,7 @@ def test_records_that_lie_are_an_error() -> None:
         lying = bytearray(snapshot.tensors)
         lying[at] ^= 0xFF
         snapshot_of_lies = skeleton.Snapshot(
-            snapshot.skeleton, bytes(lying), snapshot.buffers, [], snapshot.modules, snapshot.nbytes
+            snapshot.skeleton, bytes(lying), snapshot.buffers, [], snapshot.modules, snapshot.used, snapshot.nbytes
         )
         try:
             value = skeleton.restore(segment_of(snapshot_of_lies), [])
