@@ -57,7 +57,7 @@ def stop_daemon(runtime: Path) -> None:
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A runtime folder of this test's own, in the environment of every process that it starts."""
-    folder = Path(tempfile.mkdtemp(prefix="ov-", dir="/tmp"))  # short: a socket path has 107 characters at most
+    folder = Path(tempfile.mkdtemp(prefix=f"ov-{os.getpid()}-", dir="/tmp"))  # short: a socket path has 107 characters at most
     monkeypatch.setenv("OVERMIND_RUNTIME_DIR", str(folder))
     for name in ("OVERMIND_BUDGET", "OVERMIND_LOG", "OVERMIND_DISABLE"):
         monkeypatch.delenv(name, raising=False)

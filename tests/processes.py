@@ -18,7 +18,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
+from conftest import processes_of, wait_for
 from fresh import Run, _parse, _program, _python_path
 
 STRANGER = 64001  # user ids that no account of a normal machine has
@@ -133,6 +135,19 @@ def hand_over(path: Path, uid: int) -> None:
     """Makes `path` the user's own."""
     if os.getuid() != uid:
         os.chown(path, uid, uid)
+
+
+def kill_daemon(runtime: Path) -> None:
+    """Keeper and server with SIGKILL, until none is left: each starts the other anew if it sees it die."""
+
+    def none_left() -> bool:
+        found = processes_of(runtime)
+        for process in found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        return not found
+
+    wait_for(none_left, 20, "no process of the daemon is left")
 
 
 # --- a kernel without a system call -------------------------------------------------------------

@@ -8,10 +8,12 @@ works (measured), so these tests run as a normal user.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
 from conftest import processes_of
 from processes import Process, as_user, hand_over, normal_user, write_module
 
@@ -33,20 +35,34 @@ def prepared(folder: Path, runtime: Path) -> str:
     return LOAD.format(folder=str(folder))
 
 
+# Runs before main() of the program that it is preloaded into.
+CLOSED = (
+    "#include <sys/prctl.h>\n__attribute__((constructor)) static void close_proc(void) { prctl(PR_SET_DUMPABLE, 0); }\n"
+)
+
+
 def test_a_client_and_a_daemon_that_are_not_dumpable(folder: Path, runtime: Path) -> None:
-    """A process without the right to read its own program is not dumpable: its /proc/<pid>/fd is root's. The daemon is
-    a copy of overmindd that its user may run and not read; the client asks prctl for the same."""
+    """Of a process that is not dumpable /proc/<pid>/fd is root's. The daemon is made so by a preloaded library, the
+    client asks for it itself."""
     source = prepared(folder, runtime)
     uid = normal_user()
+    compiler = shutil.which("cc") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C compiler for the library that closes the daemon's /proc")
     from overmind import store
 
-    program = runtime / "overmindd"
-    shutil.copy(store.config().daemon_path, program)
-    program.chmod(0o111)
+    library = runtime / "closed.so"
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)], input=CLOSED.encode(), check=True
+    )
+    library.chmod(0o644)
     without_rights = [part for part in as_user(uid) if "-caps=" not in part]
-    subprocess.run([*without_rights, str(program), f"--runtime-dir={runtime}"], check=True, stderr=subprocess.DEVNULL)
+    program = runtime / "overmindd"  # this user can't reach a program in a folder of root's
+    shutil.copy(store.config().daemon_path, program)
+    preload = {**os.environ, "LD_PRELOAD": str(library)}
+    subprocess.run([*without_rights, program, f"--runtime-dir={runtime}"], check=True, env=preload, capture_output=True)
     for daemon in processes_of(runtime):
-        listing = subprocess.run([*as_user(uid), "ls", f"/proc/{daemon.pid}/fd"], capture_output=True)
+        listing = subprocess.run([*without_rights, "ls", f"/proc/{daemon.pid}/fd"], capture_output=True)
         assert listing.returncode != 0, "the daemon was meant to be closed to its own user"
 
     closed = "import ctypes\nassert ctypes.CDLL(None).prctl(4, 0, 0, 0, 0) == 0  # PR_SET_DUMPABLE\n"

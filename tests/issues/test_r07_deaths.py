@@ -12,24 +12,27 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import signal
+import socket
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from conftest import processes_of, stop_daemon, wait_for
-from processes import Process, write_module
+from processes import Process, kill_daemon, write_module
 
 SECONDS = 1.0  # of one native load
 BOUND = 45.0  # seconds until any client must have its object, however many loads and starts it takes
 
+# Tells the test of each real call through a socket: a file that it wrote to would be one that changed under it.
 LOADER = """
-import os, time
+import os, socket, time
 import numpy
 def load(path, seconds):
-    with open(path + ".log", "a") as log:
-        log.write("%d\\n" % os.getpid())
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+        told.sendto(b"%d" % os.getpid(), path + ".calls")
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(0.01)
@@ -40,13 +43,19 @@ def load(path, seconds):
 
 
 class Loading:
-    """The loader, its file and its log of real calls."""
+    """The loader, its file and the pids of those that really called it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         write_module(folder / "slow.py", LOADER)
         (folder / "data").write_text("7")
-        self.log = folder / "data.log"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(folder / "data.calls"))
+        self._socket.setblocking(False)
+        self._calls: list[int] = []
+
+    def close(self) -> None:
+        self._socket.close()
 
     def start(self, seconds: float = SECONDS) -> Process:
         return Process(f"""
@@ -58,7 +67,10 @@ value = [array.shape[0], int(array.min()), int(array.max()), number]
 """)
 
     def calls(self) -> list[int]:
-        return [int(line) for line in self.log.read_text().split()] if self.log.exists() else []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._calls.append(int(self._socket.recv(20)))
+        return self._calls
 
     @staticmethod
     def check(client: Process) -> str:
@@ -73,8 +85,11 @@ value = [array.shape[0], int(array.min()), int(array.max()), number]
 
 
 @pytest.fixture
-def loading(folder: Path, runtime: Path) -> Loading:
-    return Loading(folder)
+def loading(runtime: Path) -> Iterator[Loading]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # short: there is a socket in it
+        loading = Loading(Path(folder))
+        yield loading
+        loading.close()
 
 
 def test_eight_at_once_make_one_load(loading: Loading) -> None:
@@ -177,7 +192,8 @@ def test_entries_outlive_a_killed_server(loading: Loading, runtime: Path) -> Non
     assert len(loading.calls()) == 1
 
 
-def test_live_maps_survive_the_daemon(loading: Loading, runtime: Path, folder: Path) -> None:
+def test_live_maps_survive_the_daemon(loading: Loading, runtime: Path) -> None:
+    folder = loading.folder
     with loading.start() as first:
         assert loading.check(first) == "miss"
     held, gone = folder / "held", folder / "gone"
@@ -197,9 +213,7 @@ value = [first, int(array.sum()), int(again.sum())]
 """
     with Process(source) as client:
         wait_for(held.exists, 30, "the client holds its object")
-        for process in processes_of(runtime):
-            process.send_signal(signal.SIGKILL)
-        wait_for(lambda: not processes_of(runtime), 10, "no daemon is left")
+        kill_daemon(runtime)
         gone.touch()
         run = client.result(BOUND)
     assert run.value == [14_000_000, 16_000_000, 14_000_000]
@@ -209,9 +223,7 @@ value = [first, int(array.sum()), int(again.sum())]
 def test_what_a_dead_daemon_left_is_no_obstacle(loading: Loading, runtime: Path) -> None:
     with loading.start() as first:
         assert loading.check(first) == "miss"
-    for process in processes_of(runtime):
-        process.send_signal(signal.SIGKILL)
-    wait_for(lambda: not processes_of(runtime), 10, "no daemon is left")
+    kill_daemon(runtime)
     (instance,) = [path for path in runtime.iterdir() if path.is_dir()]
     left = {path.name for path in instance.iterdir()}
     assert "socket" in left and "lock" in left

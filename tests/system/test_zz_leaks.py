@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Last of all tests, by its name: what the tests before it left behind.
 
-A process of Overmind counts as this run's if its runtime folder is one that the `runtime` fixture makes.
+Runtime folders, and with them daemons, carry the pid of the pytest process (the `runtime` fixture), so that runs that
+go on beside this one don't count.
 """
 
 from __future__ import annotations
@@ -12,40 +13,40 @@ from pathlib import Path
 
 import psutil
 import pytest
+from conftest import wait_for
 
-_OURS = "/tmp/ov-"
-
-
-def _mine(process: psutil.Process) -> bool:
-    """Started since this run began, or in a folder of its tests."""
-    try:
-        return process.create_time() >= psutil.Process().create_time()
-    except psutil.NoSuchProcess:
-        return False
+_OURS = f"/tmp/ov-{os.getpid()}-"
 
 
-def test_it_runs_last(request: pytest.FixtureRequest) -> None:
+def _snapshots() -> set[int]:
+    """Processes that write a snapshot now, whoever's: they end by themselves."""
+    return {p.pid for p in psutil.process_iter(["name"]) if "overmind-snap" in (p.info["name"] or "")}
+
+
+def test_it_is_the_last_of_its_folder(request: pytest.FixtureRequest) -> None:
+    """Folders are run in the order of their names, and this one is the last; whoever names others runs them later."""
     here = Path(__file__)
-    names = [item.path for item in request.session.items]
-    last = max(number for number, path in enumerate(names) if path != here) if set(names) != {here} else -1
-    assert last < names.index(here), f"{names[last]} runs after the check for leaks"
+    files = [item.path for item in request.session.items if item.path.parent == here.parent]
+    assert files[-1] == here and here.parent.name >= max(p.name for p in here.parents[1].iterdir() if _has_tests(p))
+
+
+def _has_tests(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.glob("test_*.py"))
 
 
 def test_no_process_of_overmind_is_left() -> None:
     left = []
-    for process in psutil.process_iter(["name", "cmdline", "status"]):
-        words = " ".join(process.info["cmdline"] or [process.info["name"] or ""])
-        ours = _OURS in words and "overmindd" in words
-        snapshot = "overmind-snap" in (process.info["name"] or "") and _mine(process)
-        if (ours and _mine(process)) or snapshot:
-            left.append((process.pid, words, process.info["status"]))
+    for process in psutil.process_iter(["cmdline"]):
+        words = " ".join(process.info["cmdline"] or [])
+        if _OURS in words:
+            left.append((process.pid, words))
     assert left == []
+    before = _snapshots()
+    wait_for(lambda: not before & _snapshots(), 30, "snapshot processes have ended")
 
 
 def test_no_runtime_folder_is_left() -> None:
-    began = psutil.Process().create_time()
-    left = [path for path in glob.glob(f"{_OURS}*") if os.stat(path).st_mtime >= began]
-    assert left == []
+    assert glob.glob(f"{_OURS}*") == []
 
 
 def test_no_descriptor_and_no_shared_memory_is_left() -> None:
