@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """K06: arguments that can't be hashed, can't be pickled, or come back changed.
 
-A cache that hashes or pickles the arguments raises on a lambda, a lock or a set; one that normalises them in place hands
-the caller's own dict and config back altered; one that hashes by `repr` takes two different objects for one.
+A cache that hashes or pickles the arguments raises on a lambda, a lock or a set; one that normalises them in place
+hands the caller's own dict and config back altered; one that hashes by `repr` takes two different objects for one.
 """
 
 from __future__ import annotations
@@ -129,6 +129,7 @@ def test_two_unequal_sets_are_two_arguments(oracle: Oracle, folder: Path) -> Non
         import sys, overmind
         sys.path.insert(0, {str(folder)!r})
         import mylib
-        value = [overmind.load(mylib.load, {str(folder / "data")!r}, names) for names in ({{"a"}}, {{"b"}}, {{"a", "b"}})]
+        sets = {{"a"}}, {{"b"}}, {{"a", "b"}}
+        value = [overmind.load(mylib.load, {str(folder / "data")!r}, names) for names in sets]
     """)
     assert run.value == [["content", ["a"]], ["content", ["b"]], ["content", ["a", "b"]]]

@@ -20,7 +20,8 @@ def test_sizes_of_everything_that_is_saved(oracle: Oracle, folder: Path) -> None
         root = {str(folder)!r}
         path = root + "/w.pt"
         if not os.path.exists(path):
-            torch.save({{"big": torch.zeros(1_000_000), "x": torch.arange(10.), "odd": torch.ones(3, dtype=torch.uint8)}}, path)
+            odd = torch.ones(3, dtype=torch.uint8)
+            torch.save({{"big": torch.zeros(1_000_000), "x": torch.arange(10.), "odd": odd}}, path)
         d = torch.load(path)
         torch.save(d["x"], root + "/x.pt")
         save_file({{"x": d["x"], "odd": d["odd"]}}, root + "/x.safetensors")

@@ -26,8 +26,9 @@ def load():
     return (BertLMHeadModel.from_pretrained(root + "/m"), AutoTokenizer.from_pretrained(root + "/t"),
             DDIMScheduler.from_pretrained(root + "/s"), BertConfig.from_pretrained(root + "/m"))
 def seen(m, t, s, c):
-    return [getattr(m.config, "x", None), m.generation_config.max_length, t.padding_side, len(t), s.config.num_train_timesteps,
-            float(s.betas[0]), getattr(c, "x", None), float(m.bert.embeddings.LayerNorm.weight[0])]
+    return [getattr(m.config, "x", None), m.generation_config.max_length, t.padding_side, len(t),
+            s.config.num_train_timesteps, float(s.betas[0]),
+            getattr(c, "x", None), float(m.bert.embeddings.LayerNorm.weight[0])]
 def spoil(m, t, s, c):
     m.config.x = c.x = 1
     m.generation_config.max_length = 5

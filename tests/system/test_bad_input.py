@@ -153,7 +153,18 @@ def test_address_space_of_the_client(source: str, runtime: Path) -> None:
     assert "MemoryError" in expected.stderr.splitlines()[-1] and "MemoryError" in failed.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("what", "value"), [("AS", 8 << 30), ("AS", 2 << 30), ("FSIZE", 0), ("FSIZE", 1 << 20), ("NOFILE", 24), ("NPROC", 1), ("STACK", 256 << 10)])  # fmt: skip
+LIMITS = [
+    ("AS", 8 << 30),
+    ("AS", 2 << 30),
+    ("FSIZE", 0),
+    ("FSIZE", 1 << 20),
+    ("NOFILE", 24),
+    ("NPROC", 1),
+    ("STACK", 256 << 10),
+]
+
+
+@pytest.mark.parametrize(("what", "value"), LIMITS)
 def test_limits_of_the_shell_that_starts_everything(source: str, runtime: Path, what: str, value: int) -> None:
     """The limits go over to the daemon that is started there. Works, or a reason; never a signal, never a hang."""
     uid = normal_user() if what == "NPROC" else None
@@ -255,9 +266,20 @@ def test_a_runtime_folder_removed_under_a_running_daemon(source: str, runtime: P
     assert run.value == RIGHT and run.outcomes[0] in ("miss", "bypass")
 
 
+BROKEN = """
+from overmind import store
+real = store.config
+def config():
+    found = real()
+    found.daemon_path = {daemon!r}
+    return found
+store.config = config
+"""
+
+
 @pytest.mark.parametrize("daemon", ["", "/bin/false", "/bin/true", "/bin/cat", "/nonexistent/overmindd"])
 def test_a_daemon_that_does_not_start(source: str, runtime: Path, daemon: str) -> None:
-    broken = f"from overmind import store\n_real = store.config\ndef config():\n    found = _real()\n    found.daemon_path = {daemon!r}\n    return found\nstore.config = config\n"
+    broken = BROKEN.format(daemon=daemon)
     run = load(broken + source)
     native(run)
     one_warning(run)
