@@ -15,6 +15,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from overmind.frames import passed_over as _passed_over
+
 if TYPE_CHECKING:
     from overmind.records import LoadRecord
 
@@ -49,6 +51,7 @@ def disable() -> None:
     extension.disable()
 
 
+@_passed_over
 def load(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """What `fn(*args, **kwargs)` returns, from the cache where that is provably the same. Works without `enable()`."""
     from overmind import extension

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from overmind import loaders, log
+from overmind.frames import passed_over
 from overmind.loader import Loader
 from overmind.patching import ImportHooks, PatchSet
 
@@ -118,6 +119,7 @@ def _call(
     return module.call(loader, function, args, kwargs, owner)
 
 
+@passed_over
 def generic(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`overmind.load(fn, *args, **kwargs)`."""
     module = None

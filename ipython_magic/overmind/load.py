@@ -29,6 +29,7 @@ from overmind import (
     store,
     waiting,
 )
+from overmind.frames import passed_over
 from overmind.loader import Loader
 from overmind.recording import Recording
 from overmind.records import LoadRecord
@@ -71,6 +72,7 @@ def warm() -> None:
         log.logger.debug("could not warm up", exc_info=True)
 
 
+@passed_over
 def call(
     loader: Loader,
     function: Callable[..., Any],
@@ -102,6 +104,7 @@ def call(
         _record(loader, target, "bypass", attempt.reason, now - begun, native_seconds=now - native_begun)
 
 
+@passed_over
 def generic(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """`overmind.load`: any callable that returns what it loaded. A loader that is patched keeps its own rules."""
     underlying = getattr(fn, "__func__", fn)
@@ -175,6 +178,7 @@ def _drop(client: _core.Client, entry_id: str) -> None:
         log.logger.debug("entry %s was dropped by another process first", entry_id)
 
 
+@passed_over
 def _load_and_publish(
     miss: _Miss, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], begun: float
 ) -> Any:

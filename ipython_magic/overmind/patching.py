@@ -18,6 +18,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from overmind import log
+from overmind.frames import passed_over
 from overmind.loader import Loader
 
 Call = Callable[[Loader, Callable[..., Any], tuple[Any, ...], dict[str, Any], "type | None"], Any]
@@ -106,6 +107,7 @@ class PatchSet:
 
     def _plain_wrapper(self, original: Callable[..., Any], loader: Loader) -> Callable[..., Any]:
         @functools.wraps(original)
+        @passed_over
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if not self.active:
                 return original(*args, **kwargs)
@@ -116,6 +118,7 @@ class PatchSet:
 
     def _class_wrapper(self, original: Callable[..., Any], loader: Loader) -> Callable[..., Any]:
         @functools.wraps(original)
+        @passed_over
         def wrapper(cls: type, /, *args: Any, **kwargs: Any) -> Any:
             bound = original.__get__(cls)
             if not self.active:

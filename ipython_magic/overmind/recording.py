@@ -24,6 +24,7 @@ from overmind.encoding import Uncacheable
 from overmind.key import Request, encode_arguments
 
 MAX_MESSAGES = 1000
+_ADDED_BY_FORMATTERS = {"message", "asctime"}
 
 _local = threading.local()
 
@@ -54,6 +55,7 @@ class Recording:
     def _start(self) -> None:
         self._modules = set(sys.modules)
         self._unreadable = False
+        self._records: list[tuple[logging.LogRecord, set[str]]] = []
         self._mapped = _mapped()
         self._random = _RandomState()
         self._threads = {thread.ident for thread in threading.enumerate()}
@@ -92,6 +94,11 @@ class Recording:
         else:
             self.messages.append(message)
 
+    def note_record(self, record: logging.LogRecord) -> None:
+        """Keeps a log record. What `extra=` adds comes after its making, so that is looked at when the load is done."""
+        self.note(replay.of_record(record))
+        self._records.append((record, set(vars(record))))
+
     def started(self, thread: int) -> bool:
         """True for a thread that did not exist when the load began."""
         return thread not in self._threads
@@ -104,6 +111,8 @@ class Recording:
             return f"it said {len(self.messages)} warnings and log records"
         if self._unreadable:
             return "it logged a message that can't be formatted"
+        if any(vars(record).keys() - fields - _ADDED_BY_FORMATTERS for record, fields in self._records):
+            return "it logged a record with fields of its own"
         try:
             encoder = encode_arguments(self._request.call)
         except Uncacheable as error:
@@ -240,7 +249,7 @@ class _Hook:
         collector = _hooks.collector(self)
         if collector is not None and record.name.partition(".")[0] != "overmind":
             try:
-                collector.note(replay.of_record(record))
+                collector.note_record(record)
             except Exception:  # the handler reports a message that can't be formatted, as ever
                 collector.note(None)
         return record

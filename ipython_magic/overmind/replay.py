@@ -15,9 +15,14 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from overmind import frames
+
 
 def of_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int) -> list[Any]:
-    """A warning as JSON."""
+    """A warning as JSON. One that names the caller of the load (stacklevel=2) has no place: a hit has its own."""
+    user = frames.caller()
+    if user is not None and (user.f_code.co_filename, user.f_lineno) == (filename, lineno):
+        filename, lineno = "", 0
     return ["w", category.__module__, category.__qualname__, str(message), filename, lineno]
 
 
@@ -40,8 +45,14 @@ def replay(messages: Sequence[Sequence[Any]]) -> None:
 
 
 def _warn(module: str, qualname: str, text: str, filename: str, lineno: int) -> None:
-    owner = _module_of(filename)
     kind = _category(module, qualname)
+    user = None if filename else frames.caller()
+    if user is not None:
+        registry = user.f_globals.setdefault("__warningregistry__", {})
+        name = user.f_globals.get("__name__") or "<string>"
+        warnings.warn_explicit(text, kind, user.f_code.co_filename, user.f_lineno, module=name, registry=registry)
+        return
+    owner = _module_of(filename)
     if owner is None:
         warnings.warn_explicit(text, kind, filename, lineno)
         return

@@ -9,6 +9,7 @@ unexpected keys, warnings, log records) must be heard in this notebook, on a hit
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Oracle
@@ -223,7 +224,7 @@ logging.getLogger("mylib").addHandler(Keep())
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     got = load(mylib.talks, root + "/words")
-value = [got, kept, [[w.category.__name__, str(w.message), w.filename.endswith("mylib.py"), w.lineno] for w in caught]]
+value = [got, kept, [[w.category.__name__, str(w.message), w.filename == mylib.__file__] for w in caught]]
 """
 
 
@@ -254,6 +255,22 @@ def test_warnings_as_errors(oracle: Oracle, before: str) -> None:
     assert oracle.run(strict).value == native
     assert oracle.run(strict).value == native
     assert oracle.by(plain).value[0] == "loaded"
+
+
+def test_a_warning_that_names_the_caller(oracle: Oracle, before: str) -> None:
+    """stacklevel=2: Python shows a DeprecationWarning only where it names the notebook itself, and names the line of
+    this call, not of the one that was cached."""
+
+    def said(run: Any) -> list[str]:
+        return [line.strip() for line in run.stderr.splitlines() if "DeprecationWarning: old" in line]
+
+    for lines in (0, 3):
+        body = before + "\n" * lines + "{}\nimport inspect\nvalue = inspect.currentframe().f_lineno - 2"
+        native = oracle.nat(body.format("mylib.talks(root + '/words')"))
+        assert said(native) == [f"<run>:{native.value}: DeprecationWarning: old format"]
+        for _ in range(2):
+            run = oracle.run(body.format("load(mylib.talks, root + '/words')"))
+            assert said(run) == [f"<run>:{run.value}: DeprecationWarning: old format"], run.outcomes
 
 
 def test_warnings_on_stderr(oracle: Oracle, before: str) -> None:
