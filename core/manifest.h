@@ -44,6 +44,7 @@ struct Manifest {
 constexpr std::uint64_t kBufferAlign = 64;            // what torch and safetensors promise to kernels
 constexpr std::uint64_t kPageAlign = 4096;
 constexpr std::uint64_t kPageAlignFrom = 64 * 1024;   // smaller ones share pages, or 70,000 scalars would cost 280 MB
+constexpr std::uint64_t kHugePage = 2 * 1024 * 1024;  // of x86-64, and of arm64 with 4 KiB pages
 constexpr std::uint64_t kMaxString = 4096;            // loader, target
 constexpr std::uint64_t kMaxBuffers = 1u << 22;
 

@@ -101,6 +101,31 @@ Status seal_segment(int fd) {
   return {};
 }
 
+namespace {
+
+// Where the segment has huge pages (see snapshot.cc), only a mapping that begins at a multiple of their size can use
+// them, and mmap gives one by chance alone. MAP_FAILED with errno on failure.
+void* map_private(int fd, std::uint64_t size) {
+  constexpr int kProtection = PROT_READ | PROT_WRITE;
+  constexpr int kFlags = MAP_PRIVATE | MAP_NORESERVE;
+  if (size < kHugePage) return ::mmap(nullptr, size, kProtection, kFlags, fd, 0);
+  const std::uint64_t reserved = size + kHugePage;
+  void* room = ::mmap(nullptr, reserved, PROT_NONE, kFlags | MAP_ANONYMOUS, -1, 0);
+  if (room == MAP_FAILED) return ::mmap(nullptr, size, kProtection, kFlags, fd, 0);
+  const auto begin = reinterpret_cast<std::uintptr_t>(room);
+  const std::uint64_t start = (begin + kHugePage - 1) & ~(kHugePage - 1);
+  void* data = ::mmap(reinterpret_cast<void*>(start), size, kProtection, kFlags | MAP_FIXED, fd, 0);
+  const int error = errno;
+  const std::uint64_t end = (start + size + kPageAlign - 1) & ~(kPageAlign - 1);
+  const std::uint64_t kept_end = data == MAP_FAILED ? start : end;
+  if (start > begin) ::munmap(room, start - begin);
+  if (begin + reserved > kept_end) ::munmap(reinterpret_cast<void*>(kept_end), begin + reserved - kept_end);
+  errno = error;
+  return data;
+}
+
+}  // namespace
+
 Result<std::shared_ptr<Mapping>> Mapping::map(int fd) {
   const int seals = ::fcntl(fd, F_GET_SEALS);
   if (seals < 0) return Status(Code::kInvalid, errno_status("not a segment").message());
@@ -115,7 +140,7 @@ Result<std::shared_ptr<Mapping>> Mapping::map(int fd) {
   // eight times its size in commit charge. Under vm.overcommit_memory=2 the flag is ignored: there
   // the mapping is charged, and where the charge does not fit, ENOMEM comes here and not as a
   // SIGBUS later. With 0 or 1 a write can at worst meet the OOM killer, like any memory there.
-  void* data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd, 0);
+  void* data = map_private(fd, size);
   if (data == MAP_FAILED) return errno_status("mapping a segment of " + std::to_string(size) + " bytes");
   Result<Manifest> manifest = parse_manifest({static_cast<const std::byte*>(data), size}, size);
   if (!manifest.ok()) {

@@ -10,7 +10,8 @@
 // Steps of the child:
 //   1 close every descriptor but segment, socket and pipe       4 seal
 //   2 leave its folder, become idle, first OOM victim           5 send the commit frame, await one reply
-//   3 write head and buffers                                    6 report into the pipe, exit
+//   3 write head and buffers                                    6 report into the pipe
+//                                                               7 make the pages huge, exit
 // A plain fork would run at-fork handlers of other libraries and raise SIGCHLD; posix_spawn cannot keep
 // the memory; a thread would read memory that the user is already changing.
 //
@@ -42,7 +43,9 @@ namespace {
 
 constexpr std::uint64_t kChunk = 8 << 20;
 constexpr std::size_t kStackSize = 64 * 1024;
-constexpr long kCommitSeconds = 30;  // for the daemon to take the frame, and again to answer
+constexpr long kCommitSeconds = 30;    // for the daemon to take the frame, and again to answer
+constexpr long kMadviseCollapse = 25;  // MADV_COLLAPSE, which Debian 12's headers lack
+constexpr int kCollapseFailures = 16;  // in a row: no huge page is to be had
 constexpr int kSeals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
 
 enum Step : std::int32_t { kWriteHead = 1, kWriteBuffers, kSeal, kSend, kReply };
@@ -57,6 +60,7 @@ struct Work {
   std::uint64_t buffer_count;
   const std::byte* frame;
   std::uint64_t frame_size;
+  std::uint64_t segment_size;
   int segment_fd;
   int socket_fd;
   int pipe_fd;
@@ -223,6 +227,41 @@ OVERMIND_UNINSTRUMENTED std::int32_t publish(const Work* work, long* result) {
   return *result != 0 ? kReply : 0;
 }
 
+// ---- step 7 ------------------------------------------------------------------------------------
+
+// Lets go of the copies of the user's memory: what the user changes from now on need not be kept for us.
+OVERMIND_UNINSTRUMENTED void release_sources(const Work* work) {
+  for (std::uint64_t i = 0; i < work->buffer_count; ++i) {
+    const auto start = reinterpret_cast<std::uintptr_t>(work->sources[i].data);
+    const std::uint64_t first = (start + kPageAlign - 1) & ~(kPageAlign - 1);
+    const std::uint64_t end = (start + work->sources[i].size) & ~(kPageAlign - 1);
+    // Small ones share their pages with the allocator, and perhaps with what is still needed here.
+    if (work->sources[i].size >= kHugePage && end > first)
+      raw_syscall(SYS_munmap, static_cast<long>(first), static_cast<long>(end - first));
+  }
+}
+
+// Turns the segment's pages into huge ones, which a reader maps with one fault for 2 MiB: first touch of 1 GiB takes
+// 4 ms instead of 65. MADV_COLLAPSE (Linux 6.1) needs no setting of the machine's; where it is unknown, or no huge
+// page is free, the segment stays as it is. 1.3 s of idle time per GiB, after the commit: nobody waits for it.
+OVERMIND_UNINSTRUMENTED void collapse(const Work* work) {
+  const std::uint64_t size = work->segment_size & ~(kHugePage - 1);
+  if (size == 0) return;
+  const long room = raw_syscall(SYS_mmap, 0, static_cast<long>(size + kHugePage), PROT_NONE,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (room < 0 && room > -4096) return;
+  const std::uint64_t start = (static_cast<std::uint64_t>(room) + kHugePage - 1) & ~(kHugePage - 1);
+  const long mapped = raw_syscall(SYS_mmap, static_cast<long>(start), static_cast<long>(size), PROT_READ,
+                                  MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, work->segment_fd, 0);
+  if (mapped < 0 && mapped > -4096) return;
+  int failures = 0;
+  for (std::uint64_t at = start; at < start + size && failures < kCollapseFailures; at += kHugePage) {
+    const long result = raw_syscall(SYS_madvise, static_cast<long>(at), static_cast<long>(kHugePage), kMadviseCollapse);
+    if (result == -EINVAL) return;
+    failures = result == 0 ? 0 : failures + 1;
+  }
+}
+
 // Every signal stays blocked: SIGINT, SIGTERM and SIGHUP meant for the kernel do not end it, SIGXFSZ
 // becomes EFBIG, SIGPIPE EPIPE, and none of the user's handlers runs. A fault in itself still kills it
 // (blocked synchronous signals do), and so does SIGKILL. PR_SET_PDEATHSIG is cleared by fork.
@@ -234,6 +273,12 @@ OVERMIND_UNINSTRUMENTED std::int32_t publish(const Work* work, long* result) {
   report.step = publish(work, &result);
   report.error = static_cast<std::int32_t>(-result);
   raw_syscall(SYS_write, work->pipe_fd, as_long(&report), sizeof report);
+  raw_syscall(SYS_close, work->pipe_fd);
+  raw_syscall(SYS_close, work->socket_fd);
+  if (report.error == 0) {
+    release_sources(work);
+    collapse(work);
+  }
   for (;;) raw_syscall(SYS_exit_group, 0);
 }
 
@@ -312,17 +357,12 @@ Result<UniqueFd> fork_snapshot(const SnapshotJob& job) {
   if (::pipe2(ends, O_CLOEXEC) != 0) return errno_status("status pipe of the snapshot");
   UniqueFd read_end(ends[0]);
   const UniqueFd write_end(ends[1]);
-  Work work{job.plan->head.data(),
-            job.plan->head.size(),
-            job.sources.data(),
-            job.plan->buffers.data(),
-            job.sources.size(),
-            job.commit_frame.data(),
-            job.commit_frame.size(),
-            job.segment_fd,
-            job.socket_fd,
-            write_end.get(),
-            -ECHILD};  // stands if the intermediate is killed before it wrote
+  Work work{job.plan->head.data(),   job.plan->head.size(),
+            job.sources.data(),      job.plan->buffers.data(),
+            job.sources.size(),      job.commit_frame.data(),
+            job.commit_frame.size(), job.plan->total_size,
+            job.segment_fd,          job.socket_fd,
+            write_end.get(),         -ECHILD};  // stands if the intermediate is killed before it wrote
   if (Status status = fork_child(work); !status.ok()) return status;
   return read_end;
 }

@@ -214,6 +214,41 @@ TEST(Snapshot, SurvivesAnUnmapOfItsSource) {
   expect_filled(*mapping.value(), 0, 3);
 }
 
+// Whether this kernel collapses pages of a memfd on request (Linux 6.1).
+bool can_collapse() {
+  constexpr std::size_t kSize = 2 * kHugePage;
+  const UniqueFd fd = create_segment("overmind:probe", kSize).value();
+  const std::vector<std::byte> filled(kSize, std::byte{1});
+  if (::pwrite(fd.get(), filled.data(), kSize, 0) != static_cast<ssize_t>(kSize)) return false;
+  void* room = ::mmap(nullptr, 2 * kSize, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const auto start = (reinterpret_cast<std::uintptr_t>(room) + kHugePage - 1) & ~(kHugePage - 1);
+  void* data = ::mmap(reinterpret_cast<void*>(start), kSize, PROT_READ, MAP_PRIVATE | MAP_FIXED, fd.get(), 0);
+  const bool done = ::madvise(data, kHugePage, 25 /* MADV_COLLAPSE */) == 0;
+  const int error = errno;
+  ::munmap(room, 2 * kSize);
+  return done || error != EINVAL;
+}
+
+TEST(Snapshot, PagesBecomeHugeAfterTheCommit) {
+  if (!can_collapse()) GTEST_SKIP() << "this kernel has no MADV_COLLAPSE for memfds";
+  const Memory memory(16 << 20, 4);
+  Rig rig({memory.source()});
+  Result<UniqueFd> pipe = rig.fork();
+  ASSERT_OK(pipe);
+  ASSERT_TRUE(rig.acknowledge());
+  ASSERT_TRUE(report_of(pipe.value().get()));
+  ASSERT_TRUE(wait_until([&] { return snapshot_children(rig.segment.get()).empty(); }, kPatience));
+  Result<std::shared_ptr<Mapping>> mapping = Mapping::map(rig.segment.get());
+  ASSERT_OK(mapping);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(mapping.value()->data()) % kHugePage, 0u);
+  expect_filled(*mapping.value(), 0, 4);
+  EXPECT_NE(line_of(::getpid(), "smaps_rollup", "ShmemPmdMapped:"), "0 kB");
+  mapping.value()->data()[9 << 20] = std::byte{5};  // a write splits one of them, for this process alone
+  Result<std::shared_ptr<Mapping>> other = Mapping::map(rig.segment.get());
+  ASSERT_OK(other);
+  expect_filled(*other.value(), 0, 4);
+}
+
 TEST(Snapshot, LeavesNoDescriptorChildOrSignalBehind) {
   static std::atomic<int> signals;
   signals = 0;
@@ -233,7 +268,8 @@ TEST(Snapshot, LeavesNoDescriptorChildOrSignalBehind) {
     ASSERT_TRUE(rig.acknowledge());
     ASSERT_TRUE(report_of(pipe.value().get()));
     char byte;
-    EXPECT_EQ(::read(pipe.value().get(), &byte, 1), 0);  // the child is gone
+    EXPECT_EQ(::read(pipe.value().get(), &byte, 1), 0);  // it has let go of the pipe
+    EXPECT_TRUE(wait_until([&] { return snapshot_children(rig.segment.get()).empty(); }, kPatience));
   }
   EXPECT_EQ(testing::open_descriptors(), descriptors);
   EXPECT_EQ(signals, 0);
