@@ -92,7 +92,8 @@ def test_device_map_of_one_device(oracle: Oracle, before: str) -> None:
 from transformers import BertForMaskedLM
 m = BertForMaskedLM.from_pretrained(root + "/m", device_map={"": "cpu"})
 hooks = sorted(name for name, part in m.named_modules() if hasattr(part, "_hf_hook"))
-value = [dict(getattr(m, "hf_device_map", {})), hooks, describe(m(input_ids=torch.tensor([[1, 2, 3]])).logits), describe(m)]
+value = [dict(getattr(m, "hf_device_map", {})), hooks,
+         describe(m(input_ids=torch.tensor([[1, 2, 3]])).logits), describe(m)]
 """
     )
     assert run.value[:2] == [{}, []], "measured: transformers 5.24 sets neither for one device"

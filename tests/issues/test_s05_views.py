@@ -116,7 +116,8 @@ import torch
 
 def views(path):
     x = torch.load(path)
-    return {"x": x, "bits": x.view(torch.int32), "bytes": x[2:4].view(torch.uint8), "pairs": torch.view_as_complex(x.view(4, 2)),
+    return {"x": x, "bits": x.view(torch.int32), "bytes": x[2:4].view(torch.uint8),
+            "pairs": torch.view_as_complex(x.view(4, 2)),
             "parameter": torch.nn.Parameter(x[:4]), "reversed": x.as_strided((3,), (2,), 1)}
 """
 
@@ -139,8 +140,8 @@ value += [v["bits"][2].item(), v["bytes"][:4].tolist(), v["pairs"][1].real.item(
     )
     groups, facts, bits, raw, real, parameter, strided, _all = run.value
     assert groups == [0] * 6
-    assert [fact[3] for fact in facts] == ["torch." + t for t in
-                                           ("float32", "int32", "uint8", "complex64", "float32", "float32")]  # fmt: skip
+    types = ["float32", "int32", "uint8", "complex64", "float32", "float32"]
+    assert [fact[3] for fact in facts] == [f"torch.{name}" for name in types]
     assert facts[2][2] == 8, "the offset counts in the view's own type"
     assert bits == 1120272384 and raw == [0, 0, 198, 66], "the bits of 99.0"
     assert real == 99 and parameter == 99 and strided == [1, 3, 5]

@@ -32,7 +32,8 @@ q = torch.quantize_per_tensor(torch.arange(6.0), 0.5, 0, torch.qint32)
 torch.save([q, q[2:4], q.reshape(2, 3).t()], root + "/views.pt")
 net = nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 3)).eval()
 torch.save(torch.ao.quantization.quantize_dynamic(net, {nn.Linear}, torch.qint8), root + "/net.pt")
-torch.save(torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.LSTM(3, 4)).eval(), {nn.LSTM}, torch.qint8), root + "/lstm.pt")
+lstm = nn.Sequential(nn.LSTM(3, 4)).eval()
+torch.save(torch.ao.quantization.quantize_dynamic(lstm, {nn.LSTM}, torch.qint8), root + "/lstm.pt")
 """
     )
     return start
@@ -77,7 +78,8 @@ def test_dynamically_quantised_modules(oracle: Oracle, before: str, name: str, s
         + f"""
 m = torch.load(root + "/{name}.pt", weights_only=False)
 out = m(torch.ones({shape}))
-value = [describe(out[0]), [type(part).__module__ + "." + type(part).__name__ for part in m.modules()], sorted(m.state_dict()),
+value = [describe(out[0]), [type(part).__module__ + "." + type(part).__name__ for part in m.modules()],
+         sorted(m.state_dict()),
          m.training]
 again = torch.load(root + "/{name}.pt", weights_only=False)
 value.append(describe(again(torch.ones({shape}))[0]))

@@ -30,7 +30,8 @@ def before(oracle: Oracle, folder: Path) -> str:
 TRAIN = """
 m = BertForMaskedLM.from_pretrained(root + "/m")
 state = describe(m)
-value = [m.training, {str(p.requires_grad) for p in m.parameters()} == {"True"}, all(p.grad is None for p in m.parameters())]
+value = [m.training, {str(p.requires_grad) for p in m.parameters()} == {"True"},
+         all(p.grad is None for p in m.parameters())]
 ids = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
 step = torch.optim.SGD(m.parameters(), lr=0.5)
 losses = []

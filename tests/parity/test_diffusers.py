@@ -115,7 +115,8 @@ SINGLE = [
         "    made + '/pipeline.safetensors', config=tiny_pipeline, torch_dtype=torch.float32)\n"
         "pairs = [(a.state_dict(), b.state_dict()) for a, b in\n"
         "         [(folder.unet, single.unet), (folder.vae, single.vae), (folder.text_encoder, single.text_encoder)]]\n"
-        "differing = [k for a, b in pairs for k in a.keys() | b.keys() if not torch.equal(a[k].squeeze(), b[k].squeeze())]\n"
+        "differing = [k for a, b in pairs for k in a.keys() | b.keys()\n"
+        "             if not torch.equal(a[k].squeeze(), b[k].squeeze())]\n"
         "assert not differing, differing",
     ),
 ]

@@ -52,14 +52,16 @@ save_file(
 )
 with open(made + "/local_code/config.json", "w") as file:
     json.dump({"model_type": "local_kind", "width": 4, "architectures": ["LocalModel"],
-               "auto_map": {"AutoConfig": "modeling_local.LocalConfig", "AutoModel": "modeling_local.LocalModel"}}, file)
+               "auto_map": {"AutoConfig": "modeling_local.LocalConfig", "AutoModel": "modeling_local.LocalModel"}},
+              file)
 
 torch.manual_seed(3)
 small = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=57,
              max_position_embeddings=32)
 BertForMaskedLM(BertConfig(**small)).save_pretrained(made + "/masked")
 BertModel(BertConfig(**small)).to(torch.float16).save_pretrained(made + "/half")
-GenerationConfig(max_new_tokens=7, temperature=0.5, do_sample=True, eos_token_id=[1, 2]).save_pretrained(made + "/generation")
+stops = GenerationConfig(max_new_tokens=7, temperature=0.5, do_sample=True, eos_token_id=[1, 2])
+stops.save_pretrained(made + "/generation")
 
 hub = made + "/hub/models--o--n"
 commit = "0123456789abcdef0123456789abcdef01234567"
@@ -72,8 +74,8 @@ shutil.copytree(tiny_bert, hub + "/snapshots/" + commit)
 
 import sentencepiece
 with open(made + "/text.txt", "w") as file:
-    file.write("\\n".join(f"the {a} {b} goes home {c} times" for a in ("red", "old", "big") for b in ("cat", "dog", "fox")
-                          for c in ("two", "six", "ten")))
+    file.write("\\n".join(f"the {a} {b} goes home {c} times" for a in ("red", "old", "big")
+                          for b in ("cat", "dog", "fox") for c in ("two", "six", "ten")))
 sentencepiece.SentencePieceTrainer.train(input=made + "/text.txt", model_prefix=made + "/spm", vocab_size=26,
                                          minloglevel=9)
 from transformers import ByT5Tokenizer, SpeechT5Tokenizer, Wav2Vec2CTCTokenizer
@@ -93,7 +95,10 @@ BATCH = "torch.tensor([[2, 7, 9, 11, 3]])"
 STATES = f"[m(input_ids={BATCH}).last_hidden_state, saved(m)]"
 LOGITS = f"[m(input_ids={BATCH}).logits, saved(m), m.generation_config]"
 GROWN = "[m.generate(input_ids=torch.tensor([[5, 6]]), max_new_tokens=4, do_sample=False), saved(m)]"
-TIED = f"[m.cls.predictions.decoder.weight is m.bert.embeddings.word_embeddings.weight, m(input_ids={BATCH}).logits, saved(m)]"
+TIED = (
+    "[m.cls.predictions.decoder.weight is m.bert.embeddings.word_embeddings.weight,"
+    f" m(input_ids={BATCH}).logits, saved(m)]"
+)
 
 MODELS = [
     Load("own_class", "transformers.BertModel.from_pretrained(tiny_bert)", STATES),
@@ -155,8 +160,14 @@ MODELS = [
     ),
 ]
 
-ENCODED = "[dict(m(['the red cat', 'abc <two> x'], padding=True)), len(m), m.special_tokens_map, m.decode([3, 5, 6]), saved(m)]"
-CHAT = "[m.apply_chat_template([{'role': 'user', 'content': 'hi'}], tokenize=False), m.chat_template, dict(m('a <tool> b'))]"
+ENCODED = (
+    "[dict(m(['the red cat', 'abc <two> x'], padding=True)), len(m), m.special_tokens_map, m.decode([3, 5, 6]),"
+    " saved(m)]"
+)
+CHAT = (
+    "[m.apply_chat_template([{'role': 'user', 'content': 'hi'}], tokenize=False), m.chat_template,"
+    " dict(m('a <tool> b'))]"
+)
 
 TOKENIZERS = [
     Load("bert", "transformers.BertTokenizer.from_pretrained(tiny_bert)", ENCODED),
