@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,6 +28,10 @@ def fake_hub(source: Path, commit: str, refused_token: str = "") -> Iterator[str
             file = source / self.path.split("?")[0].rsplit("/", 1)[-1]
             if refused_token and self.headers.get("Authorization") == f"Bearer {refused_token}":
                 return self._send(401, {"X-Error-Message": "Invalid credentials"}, b"")
+            if re.fullmatch(rf"/api/models/[^/]+/[^/]+(/revision/(main|{commit}))?", self.path.split("?")[0]):
+                return self._send(
+                    200, {"Content-Type": "application/json"}, json.dumps({"id": "o/n", "sha": commit}).encode(), body
+                )
             if "/resolve/" not in self.path or not file.is_file():
                 return self._send(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit}, b"")
             data = file.read_bytes()
