@@ -57,7 +57,9 @@ def stop_daemon(runtime: Path) -> None:
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A runtime folder of this test's own, in the environment of every process that it starts."""
-    folder = Path(tempfile.mkdtemp(prefix=f"ov-{os.getpid()}-", dir="/tmp"))  # short: a socket path has 107 characters at most
+    folder = Path(
+        tempfile.mkdtemp(prefix=f"ov-{os.getpid()}-", dir="/tmp")
+    )  # short: a socket path has 107 characters at most
     monkeypatch.setenv("OVERMIND_RUNTIME_DIR", str(folder))
     for name in ("OVERMIND_BUDGET", "OVERMIND_LOG", "OVERMIND_DISABLE"):
         monkeypatch.delenv(name, raising=False)
@@ -82,7 +84,8 @@ class Oracle:
 
     def nat(self, source: str, **options: object) -> Run:
         """Runs `source` natively, in a fresh process."""
-        return self._fresh.run(source, on=False, **options)  # type: ignore[arg-type]
+        env = {**options.pop("env", {}), "OVERMIND_DISABLE": "1"}  # type: ignore[dict-item]
+        return self._fresh.run(source, on=False, env=env, **options)  # type: ignore[arg-type]
 
     def run(self, source: str, **options: object) -> Run:
         """Runs `source` with Overmind on, once."""

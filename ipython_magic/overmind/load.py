@@ -44,6 +44,7 @@ _local = threading.local()
 class _Hit:
     result: Any
     segment: _core.Segment
+    nbytes: int
 
 
 @dataclass
@@ -91,7 +92,7 @@ def call(
     if isinstance(attempt, _Hit):
         segment = attempt.segment
         seconds = time.perf_counter() - begun
-        _record(loader, segment.target, "hit", "", seconds, segment.nbytes, segment.entry_id, segment.native_seconds)
+        _record(loader, segment.target, "hit", "", seconds, attempt.nbytes, segment.entry_id, segment.native_seconds)
         return attempt.result
     if isinstance(attempt, _Miss):
         return _load_and_publish(attempt, function, args, kwargs, begun)
@@ -156,7 +157,7 @@ def _attempt(
                 except LookupError as error:
                     stale = str(error)
                 else:
-                    return _Hit(_restore(found, meta, parts), found)
+                    return _Hit(_restore(found, meta, parts), found, meta["nbytes"])
             reason = stale
             tries += 1
             _drop(client, found.entry_id)
@@ -224,6 +225,7 @@ def _publish(miss: _Miss, recording: Recording, result: Any, native: float) -> t
     meta = {
         "dependencies": depends,
         "borrowed": borrowed,
+        "nbytes": snapshot.nbytes,
         "messages": recording.messages,
         "substitutes": request.arguments.paths(snapshot.used),
     }

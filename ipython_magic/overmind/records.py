@@ -26,7 +26,7 @@ class LoadRecord:
     seconds: float
     """Wall time until the caller had the object."""
     nbytes: int = 0
-    """Size of the entry; 0 for a bypass."""
+    """Size of the object, pickled: what the entry holds and what it borrows from files; 0 for a bypass."""
     entry_id: str = ""
     """16 hex digits; empty for a bypass."""
     native_seconds: float | None = None

@@ -43,6 +43,10 @@ class Scenario:
 
 def _pipeline(folders: Folders) -> list[Step]:
     import torch
+
+    # The parts of the pipeline, which a first load imports, plain or not.
+    import transformers.models.clip.modeling_clip
+    import transformers.models.clip.tokenization_clip  # noqa: F401
     from diffusers import AutoencoderKL, ControlNetModel, StableDiffusionControlNetPipeline
 
     half = torch.float16
