@@ -96,9 +96,9 @@ class Encoder:
         return None
 
     def _pieces(self) -> dict[str, tuple[bytes, list[int]]]:
-        ends = [start for _name, start in self.marks[1:]] + [len(self.parts)]
+        ends = [start for _name, start in self.marks] + [len(self.parts)]
         pieces: dict[str, tuple[bytes, list[int]]] = {}
-        for (name, start), end in zip(self.marks, ends, strict=True):
+        for (name, start), end in zip(self.marks, ends[1:], strict=True):
             pieces[name] = (b"".join(self.parts[start:end]), [])
         for node in self.nodes:
             top = node

@@ -68,20 +68,28 @@ class _Binder:
     keywords: bool
     module: str
     qualname: str
+    target: str  # the loader's: the parameter that names what is loaded
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Arguments by name, in the order of the parameters, then keywords by their names. Uncacheable: no fit."""
+        """Arguments by name, in the order of the parameters, then the other keywords. Uncacheable: no fit.
+
+        A function of the user's may give its keywords' order back; a loader that is known does not look at it.
+        """
         bound = dict(zip(self.by_position, args, strict=False))
         given = dict(kwargs)
         for name in self.by_position[len(args) :]:
             self._fill(bound, name, {} if name in self.only_position else given)
         if self.positional is not None:
             bound[self.positional] = args[len(self.by_position) :]
+            if self.target and self.target not in self.by_position and bound[self.positional]:
+                # AutoModel.from_pretrained(*model_args, **kwargs) takes its target from the front of these.
+                bound[self.target], *rest = bound[self.positional]
+                bound[self.positional] = tuple(rest)
         elif len(args) > len(self.by_position):
             raise Uncacheable(f"{self.qualname} was given too many arguments")
         for name in self.by_name:
             self._fill(bound, name, given)
-        for name in sorted(given):  # the order of keywords is not an input
+        for name in sorted(given) if self.target else given:
             if not self.keywords or name in bound:
                 raise Uncacheable(f"{self.qualname} was given an argument {name!r} that does not fit")
             bound[name] = given[name]
@@ -96,7 +104,7 @@ class _Binder:
             raise Uncacheable(f"{self.qualname} was not given its argument {name!r}")
 
 
-def _make_binder(function: Any, signature: inspect.Signature, skip: int) -> _Binder:
+def _make_binder(function: Any, signature: inspect.Signature, skip: int, target: str) -> _Binder:
     kinds = inspect.Parameter
     parameters = list(signature.parameters.values())
     while skip and parameters and parameters[0].kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD):
@@ -113,10 +121,11 @@ def _make_binder(function: Any, signature: inspect.Signature, skip: int) -> _Bin
         any(parameter.kind is kinds.VAR_KEYWORD for parameter in parameters),
         function.__module__ or "",
         function.__qualname__,
+        target,
     )
 
 
-_binders: dict[tuple[int, bool, bool], _Binder] = {}
+_binders: dict[tuple[int, bool, bool, str], _Binder] = {}
 
 
 def make_request(
@@ -180,7 +189,7 @@ def _binder(function: Callable[..., Any], loader: Loader) -> _Binder:
     trusted = (plain.__module__ or "").partition(".")[0] in loader.libraries
     if loader.target and not trusted:
         raise Uncacheable(f"the loader was replaced by {plain.__module__}.{plain.__qualname__}")
-    known = _binders.get((id(plain), method, trusted))
+    known = _binders.get((id(plain), method, trusted, loader.target))
     if known is not None and known.function is plain:
         return known
     try:
@@ -188,10 +197,10 @@ def _binder(function: Callable[..., Any], loader: Loader) -> _Binder:
         signature = inspect.signature(plain, follow_wrapped=trusted)
     except (TypeError, ValueError):
         raise Uncacheable(f"{plain.__qualname__} has no signature to bind its arguments to") from None
-    binder = _make_binder(plain, signature, int(method))
+    binder = _make_binder(plain, signature, int(method), loader.target)
     if len(_binders) > 1024:
         _binders.clear()
-    _binders[id(plain), method, trusted] = binder
+    _binders[id(plain), method, trusted, loader.target] = binder
     return binder
 
 

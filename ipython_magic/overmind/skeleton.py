@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from overmind import _core, log, torch_fallback, unfit
-from overmind.quirks import tokenizers
+from overmind.quirks import tokenizers, transformers
 
 
 class Unsupported(Exception):  # noqa: N818 - an outcome, not a failure
@@ -94,7 +94,7 @@ def _take(result: Any, substitutes: dict[int, int]) -> Snapshot:
 
     def meet(kind: type) -> unfit.Inspector | None:
         """Asked by the packer once per type, before pickle looks for a reducer."""
-        reducer = tokenizers.reducer(kind)
+        reducer = tokenizers.reducer(kind) or transformers.reducer(kind)
         if reducer is not None:
             reducers.setdefault(kind, reducer)
         return inspector_of(kind)

@@ -189,7 +189,9 @@ TEST_F(ClientTest, AForkedChildConnectsAnew) {
   ASSERT_OK(publish(*client, mine.lease));
 }
 
-// Another thread is inside the client, and holds its lock, while this one forks.
+// Another thread is inside the client, and holds its lock, while this one forks. Not under a sanitizer, whose own
+// allocator may be locked by that thread at the fork, and then hangs the child for ever (seen with gcc 12's ASan).
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 TEST_F(ClientTest, AForkInTheMiddleOfACallDoesNotHang) {
   auto client = connected();
   std::atomic<bool> done = false;
@@ -203,6 +205,7 @@ TEST_F(ClientTest, AForkInTheMiddleOfACallDoesNotHang) {
   done = true;
   busy.join();
 }
+#endif
 
 TEST_F(ClientTest, MappingsAreCountedByProcess) {
   auto one = connected(), two = connected();

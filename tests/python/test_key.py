@@ -174,7 +174,7 @@ def test_equal_bytes_mean_equal_values(one: Any, other: Any) -> None:
 
 
 def test_order_of_keywords_is_no_input_and_order_of_a_dict_is() -> None:
-    assert key_of("p", a=1, b=2, z=3, y=4) == key_of("p", b=2, y=4, a=1, z=3)
+    assert key_of("p", a=1, b=2, z=3, y=4) == key_of("p", b=2, z=3, a=1, y=4)
     assert key_of("p", z={"a": 1, "b": 2}) != key_of("p", z={"b": 2, "a": 1})
 
 
@@ -385,3 +385,34 @@ def test_the_key_is_the_same_in_another_process_whether_libraries_are_imported_o
         )
         keys.add(done.stdout)
     assert len(keys) == 1
+
+
+def front(*model_args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    return model_args, kwargs
+
+
+def test_a_target_at_the_front_of_the_positionals_is_the_target(tmp_path: Path) -> None:
+    """AutoModel.from_pretrained(*model_args, **kwargs) takes its target from there."""
+    loader = Loader("t.front", target="path", libraries=(front.__module__.partition(".")[0],))
+    by_position = key.make_request(loader, front, (str(tmp_path), 5), {}, None)
+    assert by_position.target == str(tmp_path)
+    assert by_position.call.arguments == {"path": str(tmp_path), "model_args": (5,)}
+    one = key.make_request(loader, front, (str(tmp_path),), {}, None)
+    other = key.make_request(loader, front, (), {"path": str(tmp_path)}, None)
+    assert one.target == other.target == str(tmp_path)
+
+
+def nothing_given() -> int:
+    return 5
+
+
+def test_a_function_without_arguments_has_a_key() -> None:
+    request = key.make_request(Loader("t.nothing"), nothing_given, (), {}, None)
+    assert request.encoded._pieces() == {}
+
+
+def test_the_order_of_a_users_keywords_is_an_input() -> None:
+    loader = Loader("t.front")
+    one = key.make_request(loader, front, (), {"x": 1, "y": 2}, None)
+    other = key.make_request(loader, front, (), {"y": 2, "x": 1}, None)
+    assert one.key != other.key
