@@ -36,7 +36,13 @@ def ip(runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "weights.bin"
     path.write_bytes(b"weights")
+    settle(path)
     return path
+
+
+def settle(path: Path) -> None:
+    """A file that was written a moment ago is not kept: see dependencies.py."""
+    wait_for(lambda: time.time_ns() - path.stat().st_ctime_ns > 2 * modules.TICK_NS, 5, "a settled file")
 
 
 CELL = """
@@ -56,8 +62,8 @@ def line(ip: Any, text: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def load(path: Path) -> records.LoadRecord:
-    """One load, committed; its record. A file written a moment ago is not kept: see dependencies.py."""
-    wait_for(lambda: time.time_ns() - path.stat().st_ctime_ns > 2 * modules.TICK_NS, 5, "a settled file")
+    """One load, committed; its record."""
+    settle(path)
     assert overmind.load(Path.read_bytes, path) == path.read_bytes()
     assert overmind.wait_published(20)
     return overmind.history()[-1]
