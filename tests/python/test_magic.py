@@ -224,13 +224,24 @@ def test_monitor_shows_a_load(ip: Any, file: Path, capsys: pytest.CaptureFixture
     thread = threading.Thread(target=watch)
     thread.start()
     assert watching.wait(10)
-    load(file)
-    load(file)
+    # A subscription takes its time to reach the daemon, and what comes before it is not heard: new files until it is.
+    number = 0
+
+    def heard() -> bool:
+        nonlocal number
+        number += 1
+        path = file.with_name(f"{number}.bin")
+        path.write_bytes(b"weights")
+        load(path)
+        return "committed" in [event["event"] for event in seen]
+
+    wait_for(heard, 10, "a committed entry in the monitor")
+    load(file.with_name(f"{number}.bin"))
     thread.join(20)
     names = [event["event"] for event in seen]
     assert names[0] == "watching", names
     assert names.index("committed") < names.index("hit"), names
-    assert str(file) in [event.get("target") for event in seen]
+    assert str(file.with_name(f"{number}.bin")) in [event.get("target") for event in seen]
     assert "watching" in line(ip, "monitor --seconds 0.3", capsys)
 
 
