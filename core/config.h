@@ -14,12 +14,13 @@ constexpr int kProtocolVersion = 1;
 // OVERMIND_VERSION comes from pyproject.toml through CMake: the only version number.
 
 struct Config {
-  bool disabled = false;         // OVERMIND_DISABLE=1: every load is native, nothing is started
-  std::string runtime_dir;       // OVERMIND_RUNTIME_DIR, else $XDG_RUNTIME_DIR/overmind, else /tmp/overmind-$UID
-  std::string budget = "50%";    // OVERMIND_BUDGET: bytes, "16GiB", or a share of the memory available to the cgroup
+  bool disabled = false;       // OVERMIND_DISABLE=1: every load is native, nothing is started
+  std::string runtime_dir;     // OVERMIND_RUNTIME_DIR, else $XDG_RUNTIME_DIR/overmind, else /tmp/overmind-$UID
+  std::string budget = "50%";  // OVERMIND_BUDGET: bytes, "16GiB", or a share of the memory available to the cgroup
   std::string log_level = "warning";  // OVERMIND_LOG: debug, info, warning, error
-  std::string daemon_path;       // overmindd; set by the Python package, which knows where it is installed
-  double idle_exit_seconds = 0;  // daemon: ends after so long without a connection; 0: never. `overmind start --idle-exit`
+  std::string daemon_path;            // overmindd; set by the Python package, which knows where it is installed
+  double idle_exit_seconds =
+      0;  // daemon: ends after so long without a connection; 0: never. `overmind start --idle-exit`
 
   // Inside runtime_dir, one folder per version, so that two versions never meet.
   std::string instance_dir() const;  // runtime_dir/v<version>-p<protocol>

@@ -29,19 +29,19 @@ struct Range {
 struct Manifest {
   Key key{};
   EntryId id = 0;
-  std::uint64_t total_size = 0;     // of the segment, bytes
-  std::uint64_t created_ns = 0;     // CLOCK_REALTIME at publication
-  std::uint64_t native_ns = 0;      // what the native load took
-  std::string loader;               // "transformers.PreTrainedModel.from_pretrained"
-  std::string target;               // what was loaded, for people: a path or a repo id
-  Range meta;                       // opaque to core: dependencies, log lines (JSON by Python)
-  Range skeleton;                   // opaque to core: pickle
-  Range tensors;                    // opaque to core: records read by kernel_ext/module_torch.cc
-  std::vector<Range> buffers;       // storages and arrays, ascending, 64-byte aligned,
-                                    // page-aligned from kPageAlignFrom bytes on
+  std::uint64_t total_size = 0;  // of the segment, bytes
+  std::uint64_t created_ns = 0;  // CLOCK_REALTIME at publication
+  std::uint64_t native_ns = 0;   // what the native load took
+  std::string loader;            // "transformers.PreTrainedModel.from_pretrained"
+  std::string target;            // what was loaded, for people: a path or a repo id
+  Range meta;                    // opaque to core: dependencies, log lines (JSON by Python)
+  Range skeleton;                // opaque to core: pickle
+  Range tensors;                 // opaque to core: records read by kernel_ext/module_torch.cc
+  std::vector<Range> buffers;    // storages and arrays, ascending, 64-byte aligned,
+                                 // page-aligned from kPageAlignFrom bytes on
 };
 
-constexpr std::uint64_t kBufferAlign = 64;            // what torch and safetensors promise to kernels
+constexpr std::uint64_t kBufferAlign = 64;  // what torch and safetensors promise to kernels
 constexpr std::uint64_t kPageAlign = 4096;
 constexpr std::uint64_t kPageAlignFrom = 64 * 1024;   // smaller ones share pages, or 70,000 scalars would cost 280 MB
 constexpr std::uint64_t kHugePage = 2 * 1024 * 1024;  // of x86-64, and of arm64 with 4 KiB pages
@@ -55,17 +55,18 @@ Result<Manifest> parse_manifest(std::span<const std::byte> head, std::uint64_t s
 
 // The bytes that go before the buffers, and where every buffer goes.
 struct SegmentPlan {
-  std::vector<std::byte> head;   // bytes [0, head.size())
+  std::vector<std::byte> head;  // bytes [0, head.size())
   std::vector<Range> buffers;
   std::uint64_t total_size = 0;
 };
 
 // Fields of `draft` that describe places (meta, skeleton, tensors, buffers, total_size) are ignored
 // and computed here. Errors: kInvalid (a string too long, too many buffers), kExhausted (size overflow).
-Result<SegmentPlan> plan_segment(const Manifest& draft, std::span<const std::byte> meta, std::span<const std::byte> skeleton,
-                                 std::span<const std::byte> tensors, std::span<const std::uint64_t> buffer_sizes);
+Result<SegmentPlan> plan_segment(const Manifest& draft, std::span<const std::byte> meta,
+                                 std::span<const std::byte> skeleton, std::span<const std::byte> tensors,
+                                 std::span<const std::uint64_t> buffer_sizes);
 
-std::string entry_id_to_string(EntryId id);                    // 16 lower-case hex digits
-Result<EntryId> entry_id_from_string(std::string_view text);   // kInvalid
+std::string entry_id_to_string(EntryId id);                   // 16 lower-case hex digits
+Result<EntryId> entry_id_from_string(std::string_view text);  // kInvalid
 
 }  // namespace overmind

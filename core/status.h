@@ -55,7 +55,7 @@ Status errno_status(std::string_view context, int error = errno);
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::move(value)) {}  // NOLINT: implicit by intent
+  Result(T value) : state_(std::move(value)) {}        // NOLINT: implicit by intent
   Result(Status status) : state_(std::move(status)) {  // NOLINT: implicit by intent
     assert(!std::get<Status>(state_).ok());
   }
