@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -194,3 +195,16 @@ def test_torch_that_was_just_imported_is_as_torch_that_is_not_there() -> None:
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     subprocess.run([sys.executable, "-c", source], env=environment, check=True)
+
+
+def test_the_key_of_a_first_load_imports_nothing_of_torch() -> None:
+    """torch.onnx is lazy and takes 0.1 s; asking whether an export runs must not import it."""
+    source = """
+    import sys, torch
+    from overmind import ambient
+    before = set(sys.modules)
+    ambient.torch_state()
+    new = [name for name in set(sys.modules) - before if name.startswith("torch.")]
+    assert new == [], new
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(source)], check=True, timeout=60)
