@@ -7,7 +7,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -45,6 +45,19 @@ def wrap_all(*targets: tuple[str, Loader]) -> Callable[[PatchSet, ModuleType], N
 def given(call: BoundCall, name: str) -> Any:
     """The argument `name`, or None."""
     return call.arguments.get(name)
+
+
+def without(arguments: Mapping[str, str]) -> Refusal:
+    """Refuses a call that is given one of these arguments (None and False are not given), with its reason."""
+
+    def refuse(call: BoundCall) -> str | None:
+        for name, reason in arguments.items():
+            value = given(call, name)
+            if value is not None and value is not False:
+                return reason
+        return None
+
+    return refuse
 
 
 def remote_code(call: BoundCall) -> str | None:

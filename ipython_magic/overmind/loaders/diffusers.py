@@ -21,6 +21,7 @@ from overmind.loaders.common import (
     quantised,
     remote_code,
     second_repository,
+    without,
     wrap_all,
 )
 from overmind.patching import PatchSet
@@ -41,12 +42,7 @@ _UNCACHED = {
 }
 
 
-def _arguments(call: BoundCall) -> str | None:
-    for name, reason in _UNCACHED.items():
-        value = given(call, name)
-        if value is not None and value is not False:
-            return reason
-    return None
+_arguments = without(_UNCACHED)
 
 
 def _in_memory(call: BoundCall) -> str | None:

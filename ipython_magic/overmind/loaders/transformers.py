@@ -24,6 +24,7 @@ from overmind.loaders.common import (
     quantised,
     remote_code,
     second_repository,
+    without,
     wrap_all,
 )
 from overmind.patching import PatchSet
@@ -48,12 +49,7 @@ _UNCACHED = {
 }
 
 
-def _arguments(call: BoundCall) -> str | None:
-    for name, reason in _UNCACHED.items():
-        value = given(call, name)
-        if value is not None and value is not False:
-            return reason
-    return None
+_arguments = without(_UNCACHED)
 
 
 def _changed_process(_call: BoundCall) -> str | None:
