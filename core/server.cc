@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/epoll.h>
+#include <sys/inotify.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/syscall.h>
@@ -26,7 +27,7 @@ constexpr std::uint64_t kMinFree = 256 << 20;
 
 // What epoll reports: the kind in the upper bits, the connection below. Connection ids are never used
 // twice, so an event that comes after its connection was closed finds nothing.
-enum class Source : std::uint64_t { kListener, kSignals, kKeeper, kPressure, kClient, kProcess };
+enum class Source : std::uint64_t { kListener, kSignals, kKeeper, kPressure, kFolder, kClient, kProcess };
 constexpr int kSourceShift = 56;
 
 struct Outgoing {
@@ -59,6 +60,7 @@ class Server : public StoreListener {
  private:
   Status open_sources();
   void open_pressure();
+  void watch_folder();
   void adopt_kept();
   bool watch(int fd, std::uint32_t events, Source source, ConnectionId id = 0, bool change = false);
   int wait_ms() const;
@@ -90,6 +92,7 @@ class Server : public StoreListener {
 
   void keeper_ready(std::uint32_t events);
   void watch_keeper();
+  void folder_changed();
   void relieve_pressure();
   bool is_idle_too_long(Deadline now) const;
 
@@ -100,7 +103,7 @@ class Server : public StoreListener {
   std::size_t max_clients_;
   std::uint64_t min_free_;
   Store store_;
-  UniqueFd epoll_, signals_, pressure_;
+  UniqueFd epoll_, signals_, pressure_, folder_;
   std::unordered_map<ConnectionId, std::unique_ptr<Client>> clients_;
   std::unordered_map<std::uint64_t, ConnectionId> by_name_;
   std::vector<ConnectionId> doomed_;
@@ -140,6 +143,7 @@ Status Server::open_sources() {
     log_line(LogLevel::kWarning, bus.status().to_string() + "; nobody can watch events");
   }
   open_pressure();
+  watch_folder();
   return {};
 }
 
@@ -151,6 +155,16 @@ void Server::open_pressure() {
   if (::write(pressure_.get(), kTrigger, sizeof(kTrigger)) < 0 ||
       !watch(pressure_.get(), EPOLLPRI, Source::kPressure)) {
     pressure_.reset();
+  }
+}
+
+// Whoever deletes the runtime folder leaves a daemon that nobody can reach, with all its memory.
+void Server::watch_folder() {
+  folder_.reset(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
+  if (!folder_.valid()) return;
+  if (::inotify_add_watch(folder_.get(), setup_.config.instance_dir().c_str(), IN_DELETE | IN_MOVED_FROM) < 0 ||
+      !watch(folder_.get(), EPOLLIN, Source::kFolder)) {
+    folder_.reset();
   }
 }
 
@@ -238,6 +252,9 @@ void Server::dispatch(const epoll_event& event) {
       break;
     case Source::kPressure:
       relieve_pressure();
+      break;
+    case Source::kFolder:
+      folder_changed();
       break;
     case Source::kClient:
       if (client != clients_.end()) client_ready(*client->second, event.events);
@@ -515,6 +532,14 @@ void Server::event(const Event& event) {
            std::string(event.name) + " " + entry_id_to_string(event.id) + " " + event.loader + " " + event.target +
                (event.reason.empty() ? "" : ": " + event.reason));
   if (bus_) bus_->send(event);
+}
+
+void Server::folder_changed() {
+  alignas(inotify_event) char events[4096];
+  while (::read(folder_.get(), events, sizeof(events)) > 0) continue;  // what it was is asked of the file system
+  if (::access(setup_.config.socket_path().c_str(), F_OK) == 0 || errno != ENOENT) return;
+  log_line(LogLevel::kError, setup_.config.socket_path() + " was deleted, nobody can reach this daemon any more");
+  stopping_ = true;
 }
 
 void Server::relieve_pressure() {

@@ -49,9 +49,10 @@ def write(encoder: Encoder, libraries: frozenset[str]) -> None:
 
 
 def warm() -> None:
-    """Fills the caches that do not change: what is installed, the environment."""
+    """Fills the caches that do not change: what is installed, the environment, what torch imports when asked."""
     _distributions()
     _environment()
+    torch_state()
 
 
 @functools.lru_cache(256)

@@ -532,6 +532,12 @@ def _find_handler(kind: type) -> _Handler:
     return _unknown
 
 
+def warm() -> None:
+    """Does what a process's first key needs once: imports, and where installed code lies."""
+    _find_handler(object)
+    Encoder().argument("", Encoder)
+
+
 def is_scalar(value: Any) -> bool:
     return type(value) in _SCALARS
 

@@ -20,6 +20,7 @@ from overmind import (
     ambient,
     borrowing,
     dependencies,
+    encoding,
     journal,
     key,
     log,
@@ -68,7 +69,9 @@ def warm() -> None:
     """Fills what is computed once in a process. Never raises, starts no daemon."""
     try:
         ambient.warm()
+        encoding.warm()
         skeleton.warm()
+        store.warm()
     except Exception:
         log.logger.debug("could not warm up", exc_info=True)
 

@@ -17,6 +17,8 @@ from typing import Any
 
 from overmind import frames
 
+_ONCE = frozenset({"info_once", "warning_once"})  # methods that transformers adds to logging.Logger
+
 
 def of_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int) -> list[Any]:
     """A warning as JSON. One that names the caller of the load (stacklevel=2) has no place: a hit has its own."""
@@ -27,7 +29,7 @@ def of_warning(message: Warning | str, category: type[Warning], filename: str, l
 
 
 def of_record(record: logging.LogRecord) -> list[Any]:
-    """A log record as JSON; its message is formatted."""
+    """A log record as JSON; its message is formatted. The function's name tells what was said once per process."""
     text = record.getMessage()
     trace = record.exc_text
     if trace is None and record.exc_info and record.exc_info[0] is not None:
@@ -81,6 +83,10 @@ def _category(module: str, qualname: str) -> type[Warning]:
 def _log(name: str, level: int, text: str, pathname: str, lineno: int, function: str | None, trace: str | None) -> None:
     logger = logging.getLogger(name)
     if not logger.isEnabledFor(level):
+        return
+    once = getattr(logger, function, None) if function in _ONCE else None
+    if callable(once):
+        once(text)  # it remembers what it has said
         return
     record = logger.makeRecord(name, level, pathname, lineno, text, (), None, function)
     record.exc_text = trace

@@ -14,6 +14,7 @@ _RETRY_AFTER = 30.0  # seconds before a store that could not be reached is tried
 
 _lock = threading.Lock()
 _client: _core.Client | None = None
+_warmed: tuple[_core.Client, str] | None = None  # connected ahead of need, and to which folder
 _failure: _core.OvermindError | None = None
 _failed_at = 0.0
 _publications: list[_core.Publication] = []
@@ -39,8 +40,7 @@ def client() -> _core.Client:
         if _failure is not None and time.monotonic() - _failed_at < _RETRY_AFTER:
             raise _failure
         try:
-            settings = config()
-            candidate = _core.Client(settings)
+            candidate = _candidate()
             candidate.connect(start=True)
         except _core.OvermindError as error:
             _failure, _failed_at = error, time.monotonic()
@@ -50,11 +50,35 @@ def client() -> _core.Client:
         return candidate
 
 
+def _candidate() -> _core.Client:
+    global _warmed
+    settings = config()
+    warmed, _warmed = _warmed, None
+    if warmed is not None and warmed[1] == settings.instance_dir:
+        return warmed[0]
+    return _core.Client(settings)
+
+
+def warm() -> None:
+    """Connects if a daemon runs: 2 ms that the first load saves. Starts none, remembers no failure."""
+    global _warmed
+    with _lock:
+        if _client is not None or _warmed is not None or _failure is not None:
+            return
+        settings = config()
+        candidate = _core.Client(settings)
+        try:
+            candidate.connect(start=False)
+        except _core.OvermindError:
+            return
+        _warmed = candidate, settings.instance_dir
+
+
 def reset() -> None:
     """Forgets the client and a remembered failure: the next load reads the environment again."""
-    global _client, _failure
+    global _client, _failure, _warmed
     with _lock:
-        _client, _failure = None, None
+        _client, _failure, _warmed = None, None, None
 
 
 def track(publication: _core.Publication) -> None:

@@ -202,6 +202,14 @@ TEST_F(DaemonLifeTest, IdleItEndsByChoiceEvenWithEntries) {
   EXPECT_TRUE(wait_until([&] { return testing::processes_with(folder_.path()).empty(); }));
 }
 
+TEST_F(DaemonLifeTest, ItEndsWhenItsFolderIsDeleted) {
+  auto client = connected();
+  put(*client, key(1));
+  std::filesystem::remove_all(config_.runtime_dir);
+  EXPECT_TRUE(wait_until([&] { return processes_with(folder_.path()).empty(); }, 10)) << "the daemon lives on";
+  EXPECT_EQ(look(*client, key(1)).kind, Lookup::Kind::kLease) << "a new one is started, empty";
+}
+
 TEST_F(DaemonLifeTest, AFolderThatIsNotOursAloneIsDenied) {
   auto outcome = [&] { return Client(config_).connect(true); };
   std::string elsewhere = folder_ / "elsewhere";

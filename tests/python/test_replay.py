@@ -82,3 +82,22 @@ def test_a_traceback_is_kept(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "library"):
         replay.replay([message])
     assert "ValueError: inside" in caplog.text
+
+
+def test_what_transformers_says_once_is_said_once() -> None:
+    from transformers.utils import logging as library
+
+    seen: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = seen.append  # type: ignore[method-assign]
+    logger = library.get_logger("transformers.overmind_once")
+    logger.addHandler(handler)
+    try:
+        logger.warning_once("only 1 of %d", 2)
+        made = kept(replay.of_record(seen[-1]))
+        replay.replay([made])
+        replay.replay([made])
+    finally:
+        logger.removeHandler(handler)
+    assert [one.getMessage() for one in seen] == ["only 1 of 2", "only 1 of 2"], "the native one, one for both hits"
+    assert {one.funcName for one in seen} == {"warning_once"}
