@@ -9,8 +9,10 @@ a place of one is a place of the other.
 
 from __future__ import annotations
 
+import bisect
 import enum
 import hashlib
+import itertools
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -86,7 +88,14 @@ class Arguments:
         Such a result is a view of the caller's data natively, and would be a copy on a hit.
         """
         spans = sorted(span for value in self.substitutes()[1] for span in _memory(value))
-        return any(_overlaps(spans, address, nbytes) for address, nbytes in buffers if nbytes)
+        starts = [start for start, _ in spans]
+        # The furthest end of a span and all before it: one look answers for all that begin early enough.
+        ends = list(itertools.accumulate((start + length for start, length in spans), max))
+        for address, nbytes in buffers:
+            before = bisect.bisect_left(starts, address + nbytes)
+            if nbytes and before and ends[before - 1] > address:
+                return True
+        return False
 
     def _walk(self, steps: list[Any]) -> Any:
         value: Any = self._arguments
@@ -195,7 +204,3 @@ def _memory(value: Any) -> list[tuple[int, int]]:
     if numpy is not None and type(value) is numpy.ndarray:
         return [(value.ctypes.data, value.nbytes)] if value.nbytes else []
     return []
-
-
-def _overlaps(spans: list[tuple[int, int]], address: int, nbytes: int) -> bool:
-    return any(start < address + nbytes and address < start + length for start, length in spans)
