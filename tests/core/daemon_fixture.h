@@ -10,7 +10,6 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,18 +20,25 @@
 
 namespace overmind::testing {
 
+// What could be read: nothing of a file that is not there, less of a process's file when it ends meanwhile.
 inline std::string read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
+  std::string text;
+  char part[4096];
+  do {
+    file.read(part, sizeof(part));  // unlike an iterator over its buffer, never throws
+    text.append(part, static_cast<std::size_t>(file.gcount()));
+  } while (file);
+  return text;
 }
 
 // Processes whose command line names `word`, without this one; zombies have none.
 inline std::vector<pid_t> processes_with(const std::string& word) {
   std::vector<pid_t> found;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-    pid_t pid = std::atoi(entry.path().filename().c_str());
+  for (const auto& entry : list_folder("/proc")) {
+    pid_t pid = std::atoi(entry.filename().c_str());
     if (pid <= 0 || pid == ::getpid()) continue;
-    if (read_file(entry.path() / "cmdline").find(word) != std::string::npos) found.push_back(pid);
+    if (read_file(entry / "cmdline").find(word) != std::string::npos) found.push_back(pid);
   }
   return found;
 }

@@ -138,9 +138,9 @@ TEST_F(DaemonLifeTest, AKilledKeeperLosesNothing) {
   pid_t second = keeper_pid(server);
   ASSERT_TRUE(wait_until([&] {
     std::string descriptors;
-    for (const auto& entry : std::filesystem::directory_iterator("/proc/" + std::to_string(second) + "/fd")) {
+    for (const auto& entry : testing::list_folder("/proc/" + std::to_string(second) + "/fd")) {
       std::error_code gone;
-      descriptors += std::filesystem::read_symlink(entry.path(), gone).string();
+      descriptors += std::filesystem::read_symlink(entry, gone).string();
     }
     return descriptors.find("memfd:") != std::string::npos;
   }));
@@ -206,7 +206,7 @@ TEST_F(DaemonLifeTest, ItEndsWhenItsFolderIsDeleted) {
   auto client = connected();
   put(*client, key(1));
   std::filesystem::remove_all(config_.runtime_dir);
-  EXPECT_TRUE(wait_until([&] { return processes_with(folder_.path()).empty(); }, 10)) << "the daemon lives on";
+  EXPECT_TRUE(wait_until([&] { return testing::processes_with(folder_.path()).empty(); }, 10)) << "the daemon lives on";
   EXPECT_EQ(look(*client, key(1)).kind, Lookup::Kind::kLease) << "a new one is started, empty";
 }
 

@@ -115,13 +115,12 @@ std::vector<pid_t> snapshot_children(int segment) {
   struct stat wanted {};
   if (::fstat(segment, &wanted) != 0) return {};
   std::vector<pid_t> found;
-  std::error_code error;
-  for (const auto& process : std::filesystem::directory_iterator("/proc", error)) {
-    const std::string name = process.path().filename();
+  for (const auto& process : testing::list_folder("/proc")) {
+    const std::string name = process.filename();
     if (name.find_first_not_of("0123456789") != std::string::npos || std::stoi(name) == ::getpid()) continue;
-    for (const auto& fd : std::filesystem::directory_iterator(process.path() / "fd", error)) {
+    for (const auto& fd : testing::list_folder(process / "fd")) {
       struct stat held {};
-      if (::stat(fd.path().c_str(), &held) == 0 && held.st_dev == wanted.st_dev && held.st_ino == wanted.st_ino) {
+      if (::stat(fd.c_str(), &held) == 0 && held.st_dev == wanted.st_dev && held.st_ino == wanted.st_ino) {
         found.push_back(std::stoi(name));
         break;
       }

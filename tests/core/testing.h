@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "core/status.h"
 
@@ -38,6 +39,15 @@ class TempDir {
  private:
   std::string path_;
 };
+
+// What is in a folder; less or nothing when it goes away meanwhile, as those of processes do in /proc. Never throws.
+inline std::vector<std::filesystem::path> list_folder(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> found;
+  std::error_code error;
+  std::filesystem::directory_iterator entry(folder, error), end;
+  for (; !error && entry != end; entry.increment(error)) found.push_back(entry->path());
+  return found;
+}
 
 // How many descriptors this process has open.
 inline std::size_t open_descriptors() {
