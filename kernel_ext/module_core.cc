@@ -2,7 +2,7 @@
 // overmind._core: the store as Python sees it. Types and contracts in _core.pyi. Links neither torch nor numpy.
 #include <pybind11/pybind11.h>
 
-#include "kernel_ext/audit.h"
+#include "kernel_ext/file_watch.h"
 #include "kernel_ext/bytes.h"
 #include "kernel_ext/client_bindings.h"
 #include "kernel_ext/errors.h"
@@ -23,7 +23,7 @@ py::list globals_of(const py::bytes& pickle) {
 }  // namespace
 
 PYBIND11_MODULE(_core, module) {
-  module.doc() = "The store: client of overmindd, segments, audit recording.";
+  module.doc() = "The store: client of overmindd, segments, watching what a load opens.";
   module.attr("__version__") = OVERMIND_VERSION;
   add_errors(module);
   add_config(module);
@@ -32,6 +32,7 @@ PYBIND11_MODULE(_core, module) {
   module.def("pickle_globals", &globals_of, py::arg("pickle"));
   module.def("start_recording", &start_recording);
   module.def("stop_recording", &stop_recording);
+  module.def("stop_watching", &stop_watching);
 }
 
 }  // namespace overmind

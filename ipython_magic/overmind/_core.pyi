@@ -175,13 +175,17 @@ class Client:
     def pin(self, entry_id: str, pinned: bool) -> None: ...
     def stop(self) -> None: ...
 
-# Audit recording: a C hook (PySys_AddAuditHook), installed by the first start_recording; idle, it costs one branch.
+# What a load opens: see kernel_ext/file_watch.h.
 def start_recording() -> None:
-    """Collects, for this thread, the paths of `open`, `os.listdir` and `os.scandir`. Nests by counting."""
+    """Collects what this thread opens and lists, and what other threads open meanwhile. Nests by counting."""
 
 def stop_recording() -> list[tuple[str, str, str]]:
-    """(event, path as str, mode as str) in order, of the outermost recording; path made absolute against the cwd at
-    the event. Integer descriptors are left out. Empty for inner ones."""
+    """(event, path, mode) of the outermost recording, the interpreter's own first, then what libc was asked for; path
+    made absolute against the cwd at the event. Integer descriptors are left out. ("process", audit event, "") where
+    another process was started. Empty for inner recordings."""
+
+def stop_watching() -> None:
+    """Gives libc's functions back to who imported them, unless a recording runs. The next recording takes them."""
 
 def find_borrowable(buffers: Sequence[tuple[int, int]], min_size: int) -> list[tuple[int, int, int, int]]:
     """(index, st_dev, st_ino, offset) of each buffer, (address, nbytes), of at least `min_size` bytes that lies in a

@@ -139,7 +139,7 @@ def _settled(path: str, now: os.stat_result, before_ns: int | None) -> None:
 
 
 def of_tree(folder: str, before_ns: int | None) -> list[list[Any]]:
-    """A folder and its direct files: those that Rust and C++ code opened are seen by no audit hook."""
+    """A folder and its direct files: a loader also asks which of them exist, which opens nothing."""
     found = [of_file(folder, before_ns)]
     if found[0][1] != "dir":
         return found
@@ -197,17 +197,6 @@ def of_source(name: str, path: str) -> list[Any]:
     return [path, "code", name, now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns]
 
 
-def mapped_files() -> set[str]:
-    """Paths of the files that this process has mapped, shared objects left out. About 1 ms with torch imported."""
-    found = set()
-    with open("/proc/self/maps", "rb") as file:
-        for line in file:
-            at = line.find(b"/")
-            if at > 0 and b".so" not in line[at:]:
-                found.add(os.fsdecode(line[at:].rstrip(b"\n")))
-    return {path for path in found if not path.startswith(("/dev/", "/memfd:", "/SYSV")) and " (deleted)" not in path}
-
-
 class Opened:
     """Turns the paths that a load opened into dependencies. One use.
 
@@ -224,7 +213,7 @@ class Opened:
         self._found: dict[str, list[Any]] = {}
         self._trees: set[str] = set()
 
-    def collect(self, events: Iterable[tuple[str, str, str]], mapped: Iterable[str]) -> list[list[Any]]:
+    def collect(self, events: Iterable[tuple[str, str, str]]) -> list[list[Any]]:
         """Refused if a file changed during the load, or the load wrote a file that is still there."""
         reads: dict[str, None] = {}
         wrote: set[str] = set()
@@ -238,7 +227,7 @@ class Opened:
                 raise Refused(f"it wrote {path}, and a hit would not")
         for folder in self._folders:
             self._tree(folder)
-        for path in (*(os.path.abspath(file) for file in self._files), *reads, *mapped):
+        for path in (*(os.path.abspath(file) for file in self._files), *reads):
             if path not in wrote and not _ignored(path):
                 self._path(path)
         return list(self._found.values())

@@ -92,6 +92,10 @@ def disable() -> None:
             hooks.remove()
         if patches is not None:
             patches.undo()
+    if patches is not None:
+        from overmind import _core
+
+        _core.stop_watching()
 
 
 def _load_module() -> Any:

@@ -72,6 +72,8 @@ def warm() -> None:
         encoding.warm()
         skeleton.warm()
         store.warm()
+        _core.start_recording()  # finds what imports libc's open(): 5 ms with torch
+        _core.stop_recording()
     except Exception:
         log.logger.debug("could not warm up", exc_info=True)
 

@@ -56,7 +56,6 @@ class Recording:
         self._modules = set(sys.modules)
         self._unreadable = False
         self._records: list[tuple[logging.LogRecord, set[str]]] = []
-        self._mapped = _mapped()
         self._random = _RandomState()
         self._threads = {thread.ident for thread in threading.enumerate()}
         self._start_ns = time.time_ns()
@@ -122,6 +121,10 @@ class Recording:
 
     def _collect(self, events: list[tuple[str, str, str]]) -> list[list[Any]]:
         request = self._request
+        started = next((path for event, path, _mode in events if event == "process"), None)
+        if started is not None and request.generic:
+            raise dependencies.Refused(f"it started another process ({started}), and what that one reads is not seen")
+        events = [event for event in events if event[0] != "process"]
         folders = list(request.folders)
         if request.snapshot is not None:
             folders.append(request.snapshot.folder)
@@ -129,7 +132,7 @@ class Recording:
             events = [event for event in events if not event[1].startswith(refs)]
         _check_repositories(request, [path for _event, path, _mode in events])
         opened = dependencies.Opened(self._start_ns, folders, request.files, request.generic)
-        found = opened.collect(events, _mapped() - self._mapped)
+        found = opened.collect(events)
         imported = [name for name in set(sys.modules) - self._modules if _is_own(name)]
         return [*found, *request.code, *dependencies.of_classes(imported)]
 
@@ -154,10 +157,6 @@ def _check_repositories(request: Request, paths: list[str]) -> None:
                 raise dependencies.Refused(f"the repository moved to {found[1]} during the load")
         elif hub.online(request.call.arguments):
             raise dependencies.Refused(f"it read a second repository ({found[0]}), which the hub may move")
-
-
-def _mapped() -> set[str]:
-    return dependencies.mapped_files() if "torch" in sys.modules else set()
 
 
 class _RandomState:

@@ -43,7 +43,7 @@ def model(tmp_path: Path) -> Path:
 
 def opened(model: Path, *paths: Path, mode: str = "r", generic: bool = False) -> list[list[object]]:
     events = [("open", str(path), mode) for path in paths]
-    return Opened(time.time_ns(), [str(model)], [], generic).collect(events, [])
+    return Opened(time.time_ns(), [str(model)], [], generic).collect(events)
 
 
 def rewrite_in_place(path: Path) -> None:
@@ -106,9 +106,7 @@ def test_a_link_that_is_pointed_elsewhere_is_seen(model: Path) -> None:
 def test_a_folder_behind_a_link_counts_whole(model: Path) -> None:
     link = model.parent / "link"
     link.symlink_to("m")
-    found = Opened(time.time_ns(), [str(link)], [], False).collect(
-        [("open", str(link / "unet" / "config.json"), "r")], []
-    )
+    found = Opened(time.time_ns(), [str(link)], [], False).collect([("open", str(link / "unet" / "config.json"), "r")])
     rewrite_in_place(model / "unet" / "weights.bin")
     assert dependencies.changed(found) is not None
 
@@ -117,13 +115,11 @@ def test_a_file_that_changes_during_the_load_or_just_before_is_refused(model: Pa
     start = time.time_ns()
     (model / "config.json").write_text("changed")
     with pytest.raises(Refused, match=r"config\.json changed while"):
-        Opened(start, [str(model)], [], False).collect([], [])
+        Opened(start, [str(model)], [], False).collect([])
     with pytest.raises(Refused, match=r"config\.json changed while"):  # in the same tick of the clock
-        Opened(os.stat(model / "config.json").st_ctime_ns + modules.TICK_NS // 2, [str(model)], [], False).collect(
-            [], []
-        )
+        Opened(os.stat(model / "config.json").st_ctime_ns + modules.TICK_NS // 2, [str(model)], [], False).collect([])
     settle(model / "config.json")
-    Opened(time.time_ns(), [str(model)], [], False).collect([], [])
+    Opened(time.time_ns(), [str(model)], [], False).collect([])
 
 
 def test_a_load_that_writes_is_refused_unless_nothing_is_left_of_it(model: Path) -> None:
@@ -152,7 +148,7 @@ def test_installed_code_is_known_by_its_version_and_its_data_by_stat(model: Path
     package = Path(torch.__file__).parent
     events = [("open", str(package / name), "r") for name in ("__init__.py", "version.py", "py.typed")]
     events += [("os.listdir", str(package.parent), ""), ("open", "/proc/self/maps", "r")]
-    found = Opened(time.time_ns(), [str(model)], [], False).collect(events, [])
+    found = Opened(time.time_ns(), [str(model)], [], False).collect(events)
     beside = {dependency[0] for dependency in found if not str(dependency[0]).startswith(str(model))}
     assert beside == {str(package / "py.typed")}
 
