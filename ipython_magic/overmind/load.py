@@ -35,7 +35,7 @@ from overmind.loader import Loader
 from overmind.recording import Recording
 from overmind.records import LoadRecord
 
-_INLINE_LIMIT = 1 << 20  # bytes written before the load returns: 1 MB takes 1 ms, a fork of a process with torch 3
+_INLINE_LIMIT = 8 << 20  # bytes written before the load returns: 8 MB take 6 ms, a fork of a process with diffusers 15
 _STALE_TRIES = 3  # entries found changed in a row before a load goes native
 
 _local = threading.local()
