@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -150,7 +151,7 @@ void note_locked(const char* event, const std::string& path, const std::string& 
   }
 }
 
-// Never fails and leaves errno alone; a forked child, which has a copy of the mutex in whatever state, notes nothing.
+// Never fails and leaves errno alone. A child that was not forked by libc (vfork, clone) notes nothing.
 void note(const char* event, int folder, const char* path, const char* mode) {
   if (active.load(std::memory_order_relaxed) == 0 || inside || !is_of_interest(path)) return;
   if (::getpid() != watched_process.load(std::memory_order_relaxed)) return;
@@ -255,9 +256,19 @@ void* find_symbol(void* library, const char* name) {
 
 // ---- recordings ------------------------------------------------------------------------------------
 
+// In a forked child only the thread that forked goes on, and its recording with it; the others' belong to nobody.
+void keep_own_recording() {
+  recordings.clear();
+  if (recording != nullptr) recordings.push_back(recording);
+  active.store(static_cast<int>(recordings.size()), std::memory_order_relaxed);
+  watched_process.store(::getpid(), std::memory_order_relaxed);
+  mutex.unlock();
+}
+
 void install_once() {
   static const bool installed = [] {
     if (PySys_AddAuditHook(hook, nullptr) != 0) throw py::error_already_set();
+    ::pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); }, keep_own_recording);
     return true;
   }();
   static_cast<void>(installed);

@@ -7,6 +7,7 @@
 #include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -187,6 +188,12 @@ std::uintptr_t own_base() {
   return reinterpret_cast<std::uintptr_t>(info.dli_fbase);
 }
 
+// A thread may be at work here while another one forks: the child gets the tables whole, and the mutex free.
+void lock_around_forks() {
+  static const int registered = ::pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); }, [] { mutex.unlock(); });
+  static_cast<void>(registered);
+}
+
 struct Pass {
   std::span<const Replacement> replacements;
   std::vector<Seen> present;
@@ -224,6 +231,7 @@ int restore_in(dl_phdr_info* info, std::size_t, void*) {
 }  // namespace
 
 void replace_imports(std::span<const Replacement> replacements) {
+  lock_around_forks();
   const std::lock_guard lock(mutex);
   Pass pass{replacements, {}};
   ::dl_iterate_phdr(visit, &pass);

@@ -2,10 +2,10 @@
 // overmind._core: the store as Python sees it. Types and contracts in _core.pyi. Links neither torch nor numpy.
 #include <pybind11/pybind11.h>
 
-#include "kernel_ext/file_watch.h"
 #include "kernel_ext/bytes.h"
 #include "kernel_ext/client_bindings.h"
 #include "kernel_ext/errors.h"
+#include "kernel_ext/file_watch.h"
 #include "kernel_ext/pickle_scan.h"
 #include "kernel_ext/segment_object.h"
 

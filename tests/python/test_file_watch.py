@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Oracle, wait_for
+from conftest import Oracle
 from overmind import _core
 from safetensors.torch import load_file, save_file
 
@@ -125,16 +125,20 @@ def test_a_library_that_is_imported_during_the_load_is_watched(tmp_path: Path) -
 
 
 def test_a_forked_child_goes_on(weights: str) -> None:
-    """It has copies of the recording and of its lock."""
-    _core.start_recording()
-    try:
+    """It has a copy of the recording, and nothing of what other threads had begun."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(_core.start_recording).result()
+        _core.start_recording()
         child = os.fork()
         if child == 0:
             load_file(weights)
-            os._exit(7)
-        wait_for(lambda: os.waitpid(child, os.WNOHANG)[0] == child, 30, "the child ends")
-    finally:
+            own = weights in [path for _event, path, _mode in _core.stop_recording()]
+            again = opened(lambda: load_file(weights)) == {weights: "r"}
+            os._exit(7 if own and again else 1)
         events = _core.stop_recording()
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        pool.submit(_core.stop_recording).result()
+    assert ended == 7
     assert ("process", "os.fork", "") in events
     assert weights not in [path for _event, path, _mode in events]
 
