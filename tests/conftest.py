@@ -8,6 +8,7 @@ when the test ends, and nothing of it may be left.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import sys
@@ -22,6 +23,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from fresh import Fresh, Run
+
+RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID", "")[:8] or str(os.getpid())
+"""The name of this run, the same in all its workers: what a run leaves behind carries it."""
 
 
 def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:
@@ -57,9 +61,7 @@ def stop_daemon(runtime: Path) -> None:
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A runtime folder of this test's own, in the environment of every process that it starts."""
-    folder = Path(
-        tempfile.mkdtemp(prefix=f"ov-{os.getpid()}-", dir="/tmp")
-    )  # short: a socket path has 107 characters at most
+    folder = Path(tempfile.mkdtemp(prefix=f"ov-{RUN}-", dir="/tmp"))  # short: a socket path has 107 characters at most
     monkeypatch.setenv("OVERMIND_RUNTIME_DIR", str(folder))
     for name in ("OVERMIND_BUDGET", "OVERMIND_LOG", "OVERMIND_DISABLE"):
         monkeypatch.delenv(name, raising=False)
@@ -67,6 +69,16 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     stop_daemon(folder)
     assert not processes_of(folder), "a process of the daemon is left"
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def beside_others(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests of several workers run beside each other; those that look for what others left wait until none runs."""
+    base = tmp_path_factory.getbasetemp()
+    alone = request.node.get_closest_marker("alone") is not None
+    with open((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "running", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
 
 
 @pytest.fixture(scope="session")

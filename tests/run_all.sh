@@ -56,4 +56,5 @@ cpp_tests asan "${checked[@]}" "-DOVERMIND_SANITIZE=address;undefined"
 cpp_tests tsan "${checked[@]}" -DOVERMIND_SANITIZE=thread
 fuzz
 echo "== Python tests"
-exec .venv/bin/python -m pytest
+# Many tests wait for processes; up to four files at a time, as far as there are cores.
+exec .venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile

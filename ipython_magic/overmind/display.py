@@ -68,7 +68,8 @@ def short(loader: str) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[str] = ()) -> str:
-    """A table as text; `right` names the columns that are set flush right. The last column takes what is left."""
+    """A table as text; `right` names the columns that are set flush right. The last column takes what is left, at
+    least 16 cells: in a narrow terminal lines get too long for it rather than ids too short to be used."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -77,16 +78,20 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], right: Seque
     for column in columns:
         last = column == columns[-1]
         drawn.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=not last)
-    for row in rows:
-        drawn.add_row(*(Text(clean(cell)) for cell in row))
-    return _render(drawn)
+    texts = [[Text(clean(cell)) for cell in row] for row in rows]
+    for row in texts:
+        drawn.add_row(*row)
+    widths = [
+        max([len(column), *(text.cell_len for text in cells)]) for column, *cells in zip(columns, *texts, strict=True)
+    ]
+    return _render(drawn, sum(widths[:-1]) + 2 * len(columns) + min(16, widths[-1]))
 
 
-def _render(renderable: Any) -> str:
+def _render(renderable: Any, at_least: int = 0) -> str:
     from rich.console import Console
 
     out = io.StringIO()
-    width = _terminal_width()
+    width = max(_terminal_width(), at_least)
     Console(file=out, width=width, force_terminal=False, force_jupyter=False, color_system=None).print(renderable)
     return textwrap.dedent("\n".join(line.rstrip() for line in out.getvalue().splitlines())).strip("\n")
 

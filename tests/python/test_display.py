@@ -172,3 +172,11 @@ def test_a_notebook_gets_html_and_a_terminal_text() -> None:
 def test_no_entries() -> None:
     assert display.entries_text([]) == "no entries"
     assert "no entries" in Page(display.stats_html({"store": store(), "entries": []})).text
+
+
+def test_ids_stay_whole_in_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    rows = [entry(loader="pathlib.Path.read_bytes", target="/a/rather/long/path" * 8)]
+    text = display.entries_text(rows)
+    assert "0123456789abcdef" in text and "pathlib.Path.read_bytes" in text
+    assert "/a/rather/long/path" * 8 in "".join(line[-16:].strip() for line in text.splitlines()[2:])

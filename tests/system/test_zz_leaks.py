@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Last of all tests, by its name: what the tests before it left behind.
 
-Runtime folders, and with them daemons, carry the pid of the pytest process (the `runtime` fixture), so that runs that
-go on beside this one don't count.
+Runtime folders, and with them daemons, carry the name of the run (the `runtime` fixture), so that runs that go on
+beside this one don't count.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import wait_for
+from conftest import RUN, wait_for
 
-_OURS = f"/tmp/ov-{os.getpid()}-"
+_OURS = f"/tmp/ov-{RUN}-"
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(3600)]  # the wait counts
 
 
 def _snapshots() -> set[int]:
