@@ -109,11 +109,8 @@ def test_a_dead_loader_passes_its_right_on(loading: Loading) -> None:
             clients = [stack.enter_context(loading.start(30.0)) for _ in range(3)]
             wait_for(lambda: all(_connected(client) for client in clients), 30, "the others wait")
             first.kill()
-            begun = time.monotonic()
-            wait_for(lambda: len(loading.calls()) == 2, 10, "the next has taken over")
-            assert time.monotonic() - begun < 10
-            second = loading.calls()[1]
-            assert second in [client.pid for client in clients]
+            wait_for(lambda: len(loading.calls()) > 1, 25, "the next has taken over, long before a load would end")
+            assert len(loading.calls()) == 2 and loading.calls()[1] in [client.pid for client in clients]
             for client in clients:
                 client.kill()
 
