@@ -311,6 +311,22 @@ def _make_tiny_llama(path: Path) -> None:
     vocabulary.byte_tokenizer(1_000, 4).save_pretrained(path)
 
 
+@maker("tiny_llama64")
+def _make_tiny_llama64(path: Path) -> None:
+    """Its rows are whole blocks of 64, as bitsandbytes' own kernel for CPUs with AVX-512 needs them."""
+    model = _llama(
+        "tiny_llama64",
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    with _quiet():
+        model.save_pretrained(path)
+
+
 @maker("tiny_llama_bin")
 def _make_tiny_llama_bin(path: Path) -> None:
     _make_bin(path, folder("tiny_llama", path.parent))

@@ -35,3 +35,14 @@ def caller() -> FrameType | None:
         inside = ours
         frame = frame.f_back
     return outer
+
+
+def importing() -> bool:
+    """True while a module is executed that was imported inside the load: what it says, it says on a hit as well, when
+    its own import comes."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not frame.f_code.co_filename.endswith(_MARK):
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False

@@ -19,7 +19,7 @@ import types
 import warnings
 from typing import Any
 
-from overmind import _core, dependencies, hub, modules, replay
+from overmind import _core, dependencies, frames, hub, modules, replay
 from overmind.encoding import Uncacheable
 from overmind.key import Request, encode_arguments
 
@@ -246,7 +246,7 @@ class _Hook:
     def make_record(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
         record = self.factory(*args, **kwargs)
         collector = _hooks.collector(self)
-        if collector is not None and record.name.partition(".")[0] != "overmind":
+        if collector is not None and record.name.partition(".")[0] != "overmind" and not frames.importing():
             try:
                 collector.note_record(record)
             except Exception:  # the handler reports a message that can't be formatted, as ever
@@ -263,7 +263,7 @@ class _Hook:
         line: str | None = None,
     ) -> None:
         collector = _hooks.collector(self)
-        if collector is not None and file is None:
+        if collector is not None and file is None and not frames.importing():
             collector.note(replay.of_warning(message, category, filename, lineno))
         self.show(message, category, filename, lineno, file, line)
 

@@ -25,7 +25,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from overmind import _core, log, torch_fallback, unfit
-from overmind.quirks import tokenizers, transformers
+from overmind.quirks import bitsandbytes, tokenizers, torch_hooks, transformers
+
+_QUIRKS = (tokenizers, transformers, torch_hooks, bitsandbytes)
 
 
 class Unsupported(Exception):  # noqa: N818 - an outcome, not a failure
@@ -93,11 +95,12 @@ def _take(result: Any, substitutes: dict[int, int]) -> Snapshot:
     inspector_of = unfit.inspector_of(spans.add_array)
 
     def meet(kind: type) -> unfit.Inspector | None:
-        """Asked by the packer once per type, before pickle looks for a reducer."""
-        reducer = tokenizers.reducer(kind) or transformers.reducer(kind)
-        if reducer is not None:
-            reducers.setdefault(kind, reducer)
-        return inspector_of(kind)
+        """Asked by the packer once per type, before pickle looks for a reducer. A class with a quirk is taken as its
+        file in quirks/ says; what pickle would lose of it does not matter."""
+        reducer = next(filter(None, (quirk.reducer(kind) for quirk in _QUIRKS)), None)
+        if reducer is None or reducers.setdefault(kind, reducer) is not reducer:
+            return inspector_of(kind)
+        return None
 
     packer = _backend(needs_torch=False).Packer(substitutes, meet)
     file = io.BytesIO()

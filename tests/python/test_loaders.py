@@ -219,8 +219,13 @@ REFUSALS: list[tuple[tuple[str, str], str, str | None]] = [
     (MODEL, "{'device_map': {'': 'cuda:0'}}", "devices other than the CPU"),
     (MODEL, "{'device_map': {'a': 'cpu', '': 'disk'}, 'offload_folder': None}", "offloads to disk"),
     (MODEL, "{'offload_folder': '/tmp'}", "offload_folder"),
-    (MODEL, "{'quantization_config': object()}", "later version"),
-    (MODEL, "{'gguf_file': 'a.gguf'}", "later version"),
+    (MODEL, "{'quantization_config': object()}", "by object is not tested"),
+    (MODEL, "{'quantization_config': {'quant_method': 'gptq'}}", "by gptq is not tested"),
+    (MODEL, "{'quantization_config': {'load_in_4bit': True}}", None),
+    (MODEL, "{'quantization_config': transformers.BitsAndBytesConfig(load_in_8bit=True)}", None),
+    (MODEL, "{'quantization_config': transformers.FineGrainedFP8Config()}", "by fp8 is not tested"),
+    (MODEL, "{'load_in_4bit': True}", "use quantization_config"),
+    (MODEL, "{'gguf_file': 'a.gguf'}", None),
     (MODEL, "{'trust_remote_code': True}", "trust_remote_code"),
     (MODEL, "{'force_download': True}", "force_download"),
     (MODEL, "{'state_dict': {}}", "state_dict"),
@@ -238,7 +243,7 @@ REFUSALS: list[tuple[tuple[str, str], str, str | None]] = [
     (
         ("transformers", "PIPELINE"),
         "{'task': 'fill-mask', 'model': '/', 'model_kwargs': {'quantization_config': 1}}",
-        "later version",
+        "by int is not tested",
     ),
     (PIPE, "{'vae': torch.nn.Linear(1, 1)}", None),
     (PIPE, "{'custom_pipeline': 'a/b'}", "custom_pipeline"),
@@ -267,7 +272,7 @@ REFUSALS: list[tuple[tuple[str, str], str, str | None]] = [
 def test_what_is_refused_and_what_is_not(fresh: Fresh) -> None:
     cases = [[*loader, arguments] for loader, arguments, _ in REFUSALS]
     source = f"""
-import importlib, io, json, pathlib, pickle, torch
+import importlib, io, json, pathlib, pickle, torch, transformers
 from overmind.loader import BoundCall
 value = []
 for library, expression, arguments in {cases!r}:

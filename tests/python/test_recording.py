@@ -256,6 +256,22 @@ def test_s13_the_load_report_is_kept(tiny: Path, tmp_path: Path, caplog: pytest.
     assert "torch" in (seen.refusal or "")  # the missing weights were drawn
 
 
+def test_messages_of_an_import_are_left_to_the_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hit imports the module as well: said again besides, its messages would come twice."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = f"overmind_says_{os.getpid()}"
+    (tmp_path / f"{name}.py").write_text("import logging, warnings\nlogging.warning('in')\nwarnings.warn('in')\n")
+    settle(tmp_path)
+
+    def load() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            __import__(name)
+            logging.warning("out")
+
+    assert [message[3] for message in record(load).messages] == ["out"]
+
+
 def test_messages_of_threads_that_the_load_starts_are_kept_and_of_others_not() -> None:
     logger = logging.getLogger("library")
     say, said, done = threading.Event(), threading.Event(), threading.Event()

@@ -74,12 +74,40 @@ def download(call: BoundCall) -> str | None:
     return None
 
 
+# Quantisation methods whose results come back exactly (tests/parity/test_quantised.py).
+_METHODS = ("bitsandbytes", "gguf", "torchao")
+
+
 def quantised(call: BoundCall) -> str | None:
-    """Quantised results hold objects of their own libraries."""
-    for name in ("quantization_config", "load_in_8bit", "load_in_4bit", "gguf_file"):
+    """Quantised results hold objects of their own libraries: only those that were tested."""
+    for name in ("load_in_8bit", "load_in_4bit"):
         if given(call, name):
-            return f"{name} is given: quantised loads come with a later version"
+            return f"{name} is given: use quantization_config, whose content is compared"
+    config = given(call, "quantization_config")
+    for method in _methods(config):
+        if method not in _METHODS:
+            return f"quantisation by {method} is not tested"
     return None
+
+
+def _methods(config: Any) -> list[str]:
+    """The quantisation methods that a `quantization_config` of a model or of a pipeline's parts names."""
+    if config is None:
+        return []
+    mapping = getattr(config, "quant_mapping", None)
+    if isinstance(mapping, dict) and mapping:
+        return [method for part in mapping.values() for method in _methods(part)]
+    backend = getattr(config, "quant_backend", None)
+    if isinstance(backend, str):
+        return ["bitsandbytes" if backend.startswith("bitsandbytes") else backend]
+    if isinstance(config, dict):
+        bits = config.get("load_in_4bit") or config.get("load_in_8bit")
+        return [_plain(config.get("quant_method", "bitsandbytes" if bits else "an unnamed method"))]
+    return [_plain(getattr(config, "quant_method", type(config).__qualname__))]
+
+
+def _plain(method: object) -> str:
+    return str(getattr(method, "value", method))
 
 
 def devices(call: BoundCall) -> str | None:
