@@ -170,7 +170,7 @@ def encode_arguments(call: BoundCall) -> Encoder:
     """The bound arguments of `call` as they are now."""
     encoder = Encoder(embeds=call.loader.embeds_modules)
     for name, value in call.arguments.items():
-        encoder.argument(name, value)
+        encoder.argument(name, tuple(value) if value is not None and name == call.loader.fills else value)
     return encoder
 
 

@@ -162,17 +162,27 @@ def _attempt(
                 except LookupError as error:
                     stale = str(error)
                 else:
-                    return _Hit(_restore(found, meta, parts), found, meta["nbytes"])
+                    return _Hit(_restore(found, meta, parts, _filled(request)), found, meta["nbytes"])
             reason = stale
             tries += 1
             _drop(client, found.entry_id)
     return _Bypass(reason)
 
 
-def _restore(segment: _core.Segment, meta: dict[str, Any], parts: list[Any]) -> Any:
+def _filled(request: key.Request) -> dict[str, str] | None:
+    """The argument that the load fills in, if the loader has one and the call gives it."""
+    return request.call.arguments.get(request.call.loader.fills)
+
+
+def _restore(
+    segment: _core.Segment, meta: dict[str, Any], parts: list[Any], filled: dict[str, str] | None = None
+) -> Any:
     if meta["borrowed"]:
         borrowing.attach(segment, meta["dependencies"], meta["borrowed"])
     result = skeleton.restore(segment, parts)
+    if filled is not None:
+        result, values = result
+        filled.update(values)
     replay.replay(meta["messages"])
     return result
 
@@ -222,7 +232,8 @@ def _publish(miss: _Miss, recording: Recording, result: Any, native: float) -> t
         return _Bypass(recording.refusal)
     request = miss.request
     numbers, objects = request.arguments.substitutes()
-    snapshot = skeleton.take(result, numbers, objects)
+    filled = _filled(request)
+    snapshot = skeleton.take(result if filled is None else (result, dict(filled)), numbers, objects)
     if objects and request.arguments.shares(snapshot.buffers):
         return _Bypass("the result is a view of an argument's own memory")
     depends = recording.dependencies + dependencies.of_classes(snapshot.modules)

@@ -24,6 +24,8 @@ class Loader:
     """The target may be a hub repo id: resolved to a commit on the client, at every call."""
     embeds_modules: bool = False
     """nn.Module arguments go into the result as they are; their weights are not looked at."""
+    fills: str = ""
+    """Parameter that takes a dict whose values the load sets, for the names that are in it: part of the result."""
     libraries: tuple[str, ...] = ()
     """Import names whose versions, log levels and environment variables are part of the key."""
     refuse: Callable[[BoundCall], str | None] = nothing

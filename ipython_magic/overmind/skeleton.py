@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from overmind import _core, log, torch_fallback, unfit
-from overmind.quirks import bitsandbytes, tokenizers, torch_hooks, transformers
+from overmind.quirks import bitsandbytes, tokenizers, torch_hooks, torchscript, transformers
 
 _QUIRKS = (tokenizers, transformers, torch_hooks, bitsandbytes)
 
@@ -93,11 +93,12 @@ def _take(result: Any, substitutes: dict[int, int]) -> Snapshot:
     spans = _Spans()
     reducers: dict[type, Any] = {**copyreg.dispatch_table, OrderedDict: _reduce_ordered_dict}
     inspector_of = unfit.inspector_of(spans.add_array)
+    scripts = torchscript.Scripts()
 
     def meet(kind: type) -> unfit.Inspector | None:
         """Asked by the packer once per type, before pickle looks for a reducer. A class with a quirk is taken as its
         file in quirks/ says; what pickle would lose of it does not matter."""
-        reducer = next(filter(None, (quirk.reducer(kind) for quirk in _QUIRKS)), None)
+        reducer = next(filter(None, (quirk.reducer(kind) for quirk in (*_QUIRKS, scripts))), None)
         if reducer is None or reducers.setdefault(kind, reducer) is not reducer:
             return inspector_of(kind)
         return None
@@ -109,10 +110,11 @@ def _take(result: Any, substitutes: dict[int, int]) -> Snapshot:
     pickler.persistent_id = packer.persistent_id  # type: ignore[method-assign]
     try:
         pickler.dump(result)
+        tensors, storages, keepalive = packer.finish()
+        scripts.refuse_shared(keepalive)
     except (unfit.Unfit, ValueError) as error:
         raise Unsupported(f"the result holds {error}") from None
     skeleton = file.getvalue()
-    tensors, storages, keepalive = packer.finish()
     spans.refuse_overlaps(storages)
     buffers = storages + spans.buffers
     return Snapshot(

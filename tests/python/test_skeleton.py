@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -240,13 +241,36 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "lock": (lambda: threading.Lock(), "lock"),
     "open file": (lambda: open(__file__), "TextIOWrapper"),  # noqa: SIM115
     "module": (lambda: types, "module"),
-    "script": (lambda: torch.jit.script(nn.Linear(2, 2)), "TorchScript"),
+    "script function": (lambda: torch.jit.script(_twice), "ScriptFunction"),
+    "script with Python parts": (lambda: torch.jit.script(nn.Sequential(nn.ReLU())), "Python parts"),
+    "script and its part": (lambda: _script_and(lambda net: net.inner), "holds as well"),
+    "script and its tensor": (lambda: _script_and(lambda net: net.inner.weight), "something else"),
+    "script with a gradient": (lambda: _script_and(lambda net: net(torch.ones(2)).sum().backward()), "gradient"),
+    "script with a note": (lambda: _script_and(lambda net: setattr(net, "note", [1])), "(note)"),
     "traced graph": (lambda: torch.fx.symbolic_trace(nn.ReLU()), "GraphModule"),
     "parametrised": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), "parametrized"),
     "optimizer": (lambda: torch.optim.SGD([torch.ones(1, requires_grad=True)]), "optimizer"),
     "own error": (lambda: _Refuses(), "I will not"),
     "too deep": (lambda: _nested(100_000), "too deeply"),
 }  # fmt: skip
+
+
+def _twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+def _script_and(more: Callable[[Any], Any]) -> list[Any]:
+    net = torch.jit.script(Outer())
+    return [net, more(net)]
 
 
 class _Refuses:

@@ -14,9 +14,9 @@ Patch = Callable[[PatchSet, ModuleType], None]
 
 def install(patches: PatchSet, hooks: ImportHooks) -> None:
     """Wraps every loader of the modules that are imported, now or as soon as they are."""
-    from overmind.loaders import diffusers, safetensors, torch, transformers
+    from overmind.loaders import diffusers, safetensors, torch, torchscript, transformers
 
-    for library in (torch, safetensors, transformers, diffusers):
+    for library in (torch, torchscript, safetensors, transformers, diffusers):
         for name, patch in library.HOOKS:
             hooks.add(name, _bound(patch, patches))
 
