@@ -235,3 +235,42 @@ def test_a_single_file_takes_parts_too(oracle: Any, tmp_path: Any) -> None:
     )
     run = oracle.hit(source(body))
     assert run.value[0] is True
+
+
+QUANTISED = """
+from transformers import BitsAndBytesConfig, CLIPTextModel
+import logging
+logging.disable(logging.WARNING)
+config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True, bnb_4bit_quant_type="nf4")
+encoder = CLIPTextModel.from_pretrained(tiny_pipeline, subfolder="text_encoder", quantization_config=config)
+"""
+SCRIPTED = """
+import os, warnings
+warnings.simplefilter("ignore")
+vae = AutoencoderKL.from_pretrained(tiny_vae, torch_dtype=torch.float32)
+file = os.environ["OVERMIND_RUNTIME_DIR"] + "/decoder.pt"
+if not os.path.exists(file):
+    torch.jit.trace(vae.decoder, torch.ones(1, 4, 4, 4), check_trace=False).save(file)
+vae.decoder = torch.jit.load(file)
+"""
+
+
+@pytest.mark.parametrize(
+    ("get", "part", "use"),
+    [
+        (QUANTISED, "text_encoder=encoder", "describe(encoder)"),
+        (SCRIPTED, "vae=vae", "describe(vae.decode(torch.ones(1, 4, 4, 4)).sample)"),
+    ],
+    ids=["quantised", "scripted"],
+)
+def test_a_part_that_was_compiled_or_quantised(oracle: Any, get: str, part: str, use: str) -> None:
+    name, given = part.split("=")
+    body = (
+        get
+        + f"""
+pipe = DiffusionPipeline.from_pretrained(tiny_pipeline, {part})
+value = [pipe.{name} is {given}, {use}, mark(pipe.unet)]
+"""
+    )
+    run = oracle.hit(source(body))
+    assert run.value[0] is True

@@ -128,18 +128,12 @@ def _items(table: Any) -> Any:
 
 
 def _constants(graph: Any) -> Iterator[Any]:
-    """The tensors that a graph holds: all weights of a frozen module."""
-    for node in graph.nodes():
-        if node.kind() == "prim::Constant" and node.hasAttribute("value") and node.kindOf("value") == "t":
+    """The big tensors that a graph holds: all weights of a frozen module."""
+    for node in graph.findAllNodes("prim::Constant"):
+        if node.hasAttribute("value") and node.kindOf("value") == "t":
             tensor = node.t("value")
-            if tensor.layout is not None and _nbytes(tensor) >= _BIG:
+            if tensor.numel() * tensor.element_size() >= _BIG:
                 yield tensor
-        for block in node.blocks():
-            yield from _constants(block)
-
-
-def _nbytes(tensor: Any) -> int:
-    return int(tensor.numel() * tensor.element_size())
 
 
 def _refuse_lost_state(tensor: Any) -> None:
