@@ -5,7 +5,7 @@
 come from a fixed seed, so two machines hold the same bytes. A model is written to a temporary folder and renamed, so
 a folder that exists is complete, however often the maker was interrupted, and parallel makers don't meet.
 
-    python tests/models.py --out build/models              every full-size model (7.2 GB, 40 s on two cores)
+    python tests/models.py --out build/models              every full-size model (10.6 GB, 80 s on two cores)
     python tests/models.py --out build/models tiny_llama   only this one
 """
 
@@ -212,6 +212,36 @@ def _make_pipeline(path: Path) -> None:
     _save_pipeline(path, unet, vae, text_encoder, vocabulary.clip_tokenizer(49_408))
 
 
+def _make_script(path: Path, unet: Any, cross: int) -> None:
+    """The UNet as a TorchScript archive, traced on the smallest image that it takes."""
+    import warnings
+
+    import torch
+
+    class OneOutput(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unet = unet
+
+        def forward(self, sample: Any, timestep: Any, states: Any) -> Any:
+            return self.unet(sample, timestep, states, return_dict=False)[0]
+
+    example = (torch.ones(1, 4, 8, 8), torch.tensor(3), torch.ones(1, 5, cross))
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.trace(OneOutput(), example, check_trace=False).save(str(path / "unet.pt"))
+
+
+@maker("script")
+def _make_unet_script(path: Path) -> None:
+    import torch
+    from diffusers import UNet2DConditionModel
+
+    config = {"sample_size": 64, "block_out_channels": BIG_CHANNELS, "cross_attention_dim": 768}
+    unet = _random("script", torch.float32, lambda: UNet2DConditionModel(**config, attention_head_dim=8))
+    _make_script(path, unet, 768)
+
+
 @maker("vae")
 def _make_vae(path: Path) -> None:
     import torch
@@ -388,6 +418,16 @@ def _make_tiny_pipeline(path: Path) -> None:
     )
     vae = _vae("tiny_pipeline.vae", half, (8, 16), 32, groups=4)
     _save_pipeline(path, unet, vae, text_encoder, vocabulary.clip_tokenizer(1_000))
+
+
+@maker("tiny_script")
+def _make_tiny_script(path: Path) -> None:
+    import torch
+    from diffusers import UNet2DConditionModel
+
+    up = ("UpBlock2D", "CrossAttnUpBlock2D")
+    build = lambda: UNet2DConditionModel(sample_size=16, up_block_types=up, **_tiny_blocks())  # noqa: E731
+    _make_script(path, _random("tiny_script", torch.float32, build), 16)
 
 
 def _make_tiny_controlnet(path: Path, name: str) -> None:

@@ -77,6 +77,26 @@ def _llama(dtype: str) -> Callable[[Folders], list[Step]]:
     return prepare
 
 
+def _quantised(**options: Any) -> Callable[[Folders], list[Step]]:
+    """bitsandbytes on the CPU: it quantises every weight at each load."""
+
+    def prepare(folders: Folders) -> list[Step]:
+        import bitsandbytes  # noqa: F401
+        from transformers import BitsAndBytesConfig, LlamaForCausalLM
+
+        path, config = folders("llama"), BitsAndBytesConfig(**options)
+        return [Step("bitsandbytes", lambda _: LlamaForCausalLM.from_pretrained(path, quantization_config=config))]
+
+    return prepare
+
+
+def _script(folders: Folders) -> list[Step]:
+    import torch
+
+    path = folders("script") / "unet.pt"
+    return [Step("torch.jit.load", lambda _: torch.jit.load(path))]
+
+
 def _llama_bin(folders: Folders) -> list[Step]:
     import torch
 
@@ -118,6 +138,15 @@ SCENARIOS = {
         Scenario("llama_bf16", "0.84 B Llama, bf16", ("llama",), _llama("bfloat16"), hit_ratio=8, hit_seconds=0.012),
         Scenario("llama_fp32", "the same, cast to fp32", ("llama",), _llama("float32"), hit_ratio=200),
         Scenario("llama_bin", "the same, pickled, by torch.load", ("llama_bin",), _llama_bin, hit_ratio=50),
+        Scenario(
+            "llama_4bit",
+            "the same, 4 bit by bitsandbytes",
+            ("llama",),
+            _quantised(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True),
+            hit_ratio=400,
+        ),
+        Scenario("llama_8bit", "the same, 8 bit", ("llama",), _quantised(load_in_8bit=True), hit_ratio=100),
+        Scenario("script", "Stable Diffusion 1.5 UNet, TorchScript", ("script",), _script, hit_ratio=10),
         Scenario("tokenizer128k", "tokenizer, 128 k vocabulary", ("tokenizer128k",), _tokenizer),
         Scenario("minilm", "sentence_transformers, MiniLM", ("minilm",), _minilm, nested=True),
     )

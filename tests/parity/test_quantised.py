@@ -22,6 +22,31 @@ for name, config in [
     ("eight", BitsAndBytesConfig(load_in_8bit=True)),
 ]:
     AutoModelForCausalLM.from_pretrained(tiny_llama64, quantization_config=config).save_pretrained(made + "/" + name)
+
+import os
+import gguf
+plain = AutoModelForCausalLM.from_pretrained(tiny_llama64, dtype=torch.float32)
+config = plain.config
+os.makedirs(made + "/gguf")
+writer = gguf.GGUFWriter(made + "/gguf/model.gguf", "llama")
+writer.add_context_length(config.max_position_embeddings)
+writer.add_embedding_length(config.hidden_size)
+writer.add_block_count(config.num_hidden_layers)
+writer.add_feed_forward_length(config.intermediate_size)
+writer.add_head_count(config.num_attention_heads)
+writer.add_head_count_kv(config.num_key_value_heads)
+writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+writer.add_rope_freq_base(10000.0)
+writer.add_vocab_size(config.vocab_size)
+names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+for name, tensor in plain.state_dict().items():
+    kind = gguf.GGMLQuantizationType.Q8_0 if tensor.dim() > 1 else gguf.GGMLQuantizationType.F32
+    data = gguf.quants.quantize(tensor.numpy(), kind)
+    writer.add_tensor(names.get_name(name, (".weight",)), data, raw_dtype=kind)
+writer.write_header_to_file()
+writer.write_kv_data_to_file()
+writer.write_tensors_to_file()
+writer.close()
 """
 
 SETUP = """
@@ -114,6 +139,12 @@ ROWS = [
     Load("eight_dequantised", _model(EIGHT), "[m.dequantize(), logits(m)]"),
     Load("four_copied", _model(NESTED), "__import__('copy').deepcopy(m)"),
     Load("eight_copied", _model(EIGHT), "__import__('copy').deepcopy(m)"),
+]
+
+GGUF = "transformers.LlamaForCausalLM.from_pretrained(made + '/gguf', gguf_file='model.gguf'"
+ROWS += [
+    Load("gguf", GGUF + ")", "[logits(m), refused(m)]"),
+    Load("gguf_half", GGUF + ", dtype=torch.float16)", "m.state_dict()"),
 ]
 
 OPTIONS = """

@@ -19,6 +19,9 @@ LOADS = {
     "llama_bf16": {"llama_bfloat16"},
     "llama_fp32": {"llama_float32"},
     "llama_bin": {"torch.load"},
+    "llama_4bit": {"bitsandbytes"},
+    "llama_8bit": {"bitsandbytes"},
+    "script": {"torch.jit.load"},
     "tokenizer128k": {"tokenizer"},
     "minilm": {"SentenceTransformer"},
 }
