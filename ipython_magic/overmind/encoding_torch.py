@@ -7,7 +7,7 @@ import ctypes
 import sys
 from typing import Any
 
-from overmind import encoding
+from overmind import encoding, quirks
 from overmind.encoding import MAX_ARRAY, Encoder, Node
 from overmind.quirks.tokenizers import PENDING
 
@@ -152,7 +152,9 @@ def _samples(root: Any) -> list[Any]:
     first = None
     stack = [root]
     while stack:
-        state = encoding.state(stack.pop())
+        part = stack.pop()
+        quirks.complete(part, object.__getattribute__(part, "__dict__"))
+        state = encoding.state(part)
         for table in ("_parameters", "_buffers"):
             for tensor in (state.get(table) or {}).values():
                 if tensor is None:

@@ -20,11 +20,11 @@ import struct
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from overmind import _core, log, torch_fallback, unfit
+from overmind import _core, log, modes, torch_fallback, unfit
 from overmind.quirks import bitsandbytes, tokenizers, torch_hooks, torchscript, transformers
 
 _QUIRKS = (tokenizers, transformers, torch_hooks, bitsandbytes)
@@ -71,7 +71,7 @@ def restore(segment: _core.Segment, substitutes: list[Any]) -> Any:
     the entry is no use then.
     """
     storages, first, next_hook_id = _header(segment.tensors)
-    with _without_gc(), _without_torch_modes():
+    with _without_gc(), modes.without_torch_modes():
         backend = _backend(needs_torch=storages > 0)
         source = segment if backend is torch_fallback else segment.capsule()
         items = backend.build(source, substitutes)
@@ -250,24 +250,6 @@ def _without_gc() -> Iterator[None]:
             gc.freeze()
             gc.unfreeze()
         gc.enable()
-
-
-@contextmanager
-def _without_torch_modes() -> Iterator[None]:
-    """Rebuild functions are ordinary torch code: inference mode, device contexts and dispatch modes
-    would change them."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None:
-        yield
-        return
-    with ExitStack() as stack:
-        if torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(False))
-        if torch._C._len_torch_dispatch_stack() > 0:
-            stack.enter_context(torch.utils._python_dispatch._disable_current_modes())
-        for _ in range(torch._C._len_torch_function_stack()):
-            stack.callback(torch._C._push_on_torch_function_stack, torch._C._pop_torch_function_stack())
-        yield
 
 
 def _first_line(error: BaseException) -> str:

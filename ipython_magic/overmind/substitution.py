@@ -16,9 +16,8 @@ import itertools
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from overmind import encoding
+from overmind import encoding, quirks
 from overmind.encoding import Node, Uncacheable
-from overmind.quirks import tokenizers
 
 _TABLES = ("_modules", "_parameters", "_buffers")
 
@@ -145,9 +144,8 @@ def _parts(root: Any) -> tuple[list[Any], str]:
     while stack:
         prefix, owner = stack.pop()
         state = object.__getattribute__(owner, "__dict__")
+        quirks.complete(owner, state)
         if "_parameters" not in state:
-            if tokenizers.PENDING in state:
-                tokenizers.build(owner)
             _opaque_parts(state, parts, numbers, lines)
             continue
         for table in _TABLES:

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: MIT
+"""A restored TorchScript module compiles its code when it is first used, whoever uses it first and how."""
+
+from __future__ import annotations
+
+import copy
+import io
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from overmind import _core, skeleton
+from overmind.quirks import torchscript
+from torch import nn
+
+X = torch.linspace(-1, 1, 128).reshape(2, 64)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(64, 64)
+        self.register_buffer("scale", torch.full((64,), 2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lin(x) * self.scale
+
+
+class Packed(nn.Module):
+    """Its code calls operators that are not torch's own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.quantized.add(x, x, 1.0, 0)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def loaded(module: Any) -> Any:
+    file = io.BytesIO()
+    torch.jit.save(module, file)
+    return torch.jit.load(io.BytesIO(file.getvalue()))
+
+
+def hit(result: Any) -> Any:
+    snapshot = skeleton.take(result, {}, [])
+    segment = _core.make_segment(
+        loader="test", target="t", meta=b"{}", skeleton=snapshot.skeleton, tensors=snapshot.tensors,
+        buffers=snapshot.buffers,
+    )  # fmt: skip
+    return skeleton.restore(segment, [])
+
+
+@pytest.fixture(params=["scripted", "traced", "frozen"])
+def native(request: pytest.FixtureRequest) -> Any:
+    net = Net().eval()
+    module = torch.jit.trace(net, X) if request.param == "traced" else torch.jit.script(net)
+    return loaded(torch.jit.freeze(module) if request.param == "frozen" else module)
+
+
+USES: dict[str, Callable[[Any], Any]] = {
+    "call": lambda m: m(X),
+    "graph": lambda m: str(m.graph),
+    "print": repr,
+    "state": lambda m: {name: value.tolist() for name, value in m.state_dict().items()},
+    "parts": lambda m: [name for name, _ in m.named_modules()],
+    "training": lambda m: [getattr(m.train(), "training", None)],
+    "has": lambda m: [hasattr(m, "lin"), hasattr(m, "absent"), hasattr(m, "_c"), "lin" in dir(m)],
+    "copy": lambda m: copy.deepcopy(m)(X),
+    "shallow copy": lambda m: copy.copy(m)(X),
+    "save": lambda m: loaded(m)(X),
+    "freeze": lambda m: str(torch.jit.freeze(m).graph) if getattr(m, "training", True) is False else None,
+    "cast": lambda m: m.double()(X.double()),
+    "again": lambda m: hit(m)(X),
+    "in a list": lambda m: nn.Sequential(m, m)(X),
+    "set": lambda m: [setattr(m, "note", 1), vars(m)["note"]],
+    "scripted again": lambda m: torch.jit.script(nn.Sequential(m))(X),
+}
+
+
+def _outcome(use: Callable[[Any], Any], module: Any) -> Any:
+    try:
+        return use(module)
+    except RuntimeError as error:
+        return type(error)  # a frozen module can't be cast
+
+
+@pytest.mark.parametrize("use", USES)
+def test_the_first_use_gives_what_it_natively_gives(native: Any, use: str) -> None:
+    restored = hit(native)
+    assert torchscript.PENDING in vars(restored)
+    got, right = _outcome(USES[use], restored), _outcome(USES[use], native)
+    assert torch.equal(got, right) if isinstance(right, torch.Tensor) else got == right
+    assert torchscript.PENDING not in vars(restored)
+    assert vars(restored).keys() - {"forward"} == vars(native).keys() - {"forward"}
+
+
+def test_two_threads_get_one_module(native: Any) -> None:
+    restored = hit(native)
+    gate, found = threading.Barrier(4), []
+
+    def use() -> None:
+        gate.wait()
+        found.append((id(restored._c), restored(X)))
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({number for number, _ in found}) == 1
+    assert all(torch.equal(out, native(X)) for _, out in found)
+
+
+def test_modes_of_the_first_use_do_not_stick() -> None:
+    native = loaded(torch.jit.script(Net()))
+    restored = hit(native)
+    with torch.inference_mode(), torch.device("meta"):
+        assert restored.lin.weight.device.type == "cpu"
+    assert not restored.lin.weight.is_inference()
+    assert [p.requires_grad for p in restored.parameters()] == [p.requires_grad for p in native.parameters()]
+    restored(X).sum().backward()
+    assert restored.lin.weight.grad is not None
+
+
+def test_code_of_another_library_is_compiled_at_once() -> None:
+    """Natively it is the load that fails if that library was not imported."""
+    assert torchscript.PENDING not in vars(hit(loaded(torch.jit.script(Packed()))))
+
+
+def test_an_unfinished_module_is_what_it_was() -> None:
+    """The descriptors in torch's class change nothing for modules that no hit gave."""
+    hit(loaded(torch.jit.script(Net())))
+    with pytest.raises(AttributeError):
+        torch.jit.RecursiveScriptModule._c  # noqa: B018
+    bare = torch.jit.RecursiveScriptModule.__new__(torch.jit.RecursiveScriptModule)
+    with pytest.raises(RuntimeError, match="not been initialized"):
+        bare.anything  # noqa: B018
