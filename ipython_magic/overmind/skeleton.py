@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from overmind import _core, log, modes, torch_fallback, unfit
-from overmind.quirks import bitsandbytes, tokenizers, torch_hooks, torchscript, transformers
+from overmind.quirks import bitsandbytes, tokenizers, torch_hooks, torchao, torchscript, transformers
 
-_QUIRKS = (tokenizers, transformers, torch_hooks, bitsandbytes)
+_QUIRKS = (tokenizers, transformers, torch_hooks, bitsandbytes, torchao)
 
 
 class Unsupported(Exception):  # noqa: N818 - an outcome, not a failure
