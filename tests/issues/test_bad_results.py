@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: MIT
+"""Results that no store can keep, and files that no loader can read: native result or native error, and a reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import Oracle
+from parity.cases import BEFORE
+
+MYLIB = """
+import socket, threading
+
+class Holder:
+    def __init__(self, part):
+        self.part = part
+
+def file(path):
+    return Holder(open(path))
+
+def connection(path):
+    return Holder(socket.socketpair())
+
+def lock(path):
+    return Holder(threading.Lock())
+
+def generator(path):
+    return Holder(line for line in open(path).readlines())
+
+def function(path):
+    text = open(path).read()
+    return Holder(lambda: text)
+"""
+USES = {
+    "file": "m.part.read()",
+    "connection": "[m.part[0].send(b'abc'), m.part[1].recv(3).decode()]",
+    "lock": "[m.part.acquire(), m.part.locked()]",
+    "generator": "list(m.part)",
+    "function": "m.part()",
+}
+
+
+@pytest.fixture
+def before(folder: Path) -> str:
+    (folder / "mylib.py").write_text(MYLIB)
+    (folder / "text").write_text("one\ntwo\n")
+    return f"root = {str(folder)!r}\n{BEFORE}\nsys.path.insert(0, root)\nimport mylib\n"
+
+
+@pytest.mark.parametrize("name", USES)
+def test_live_parts_are_native(oracle: Oracle, before: str, name: str) -> None:
+    run = oracle.by(before + f"m = load(mylib.{name}, root + '/text')\nvalue = {USES[name]}")
+    assert run.outcomes == ["bypass"], run.records
+    assert "pickle refused the result" in run.reasons[0]
+
+
+CORRUPT = {
+    "cut": "data[: len(data) // 2]",
+    "changed": "data[:300] + bytes(200) + data[500:]",
+    "no archive": "b'not an archive' * 99",
+    "empty": "b''",
+}
+
+
+@pytest.mark.parametrize("how", CORRUPT)
+@pytest.mark.parametrize("loader", ["torch.load", "torch.jit.load"])
+def test_a_corrupt_file_gives_the_native_error(
+    oracle: Oracle, before: str, loader: str, how: str, folder: Path
+) -> None:
+    make = "torch.jit.save(torch.jit.script(torch.nn.Linear(64, 64)), path)"
+    if loader == "torch.load":
+        make = "torch.save(torch.nn.Linear(64, 64).state_dict(), path)"
+    oracle.nat(
+        before
+        + f"import warnings\nwarnings.simplefilter('ignore')\npath = root + '/good'\n{make}\n"
+        + f"data = open(path, 'rb').read()\nopen(root + '/bad', 'wb').write({CORRUPT[how]})"
+    )
+    body = (
+        before
+        + f"""
+import warnings
+warnings.simplefilter("ignore")
+value = []
+for _ in range(2):
+    try:
+        {loader}(root + "/bad")
+        value.append("loaded")
+    except Exception as error:
+        value.append([type(error).__name__, str(error)[:200]])
+"""
+    )
+    native = oracle.nat(body).value
+    assert oracle.run(body).value == native
+    assert native[0] != "loaded" or how == "changed"
