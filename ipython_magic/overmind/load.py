@@ -29,6 +29,7 @@ from overmind import (
     skeleton,
     store,
     waiting,
+    worth,
 )
 from overmind.frames import passed_over
 from overmind.loader import Loader
@@ -45,7 +46,9 @@ _local = threading.local()
 class _Hit:
     result: Any
     segment: _core.Segment
-    nbytes: int
+    request: key.Request
+    meta: dict[str, Any]
+    processor_seconds: float | None
 
 
 @dataclass
@@ -97,7 +100,9 @@ def call(
     if isinstance(attempt, _Hit):
         segment = attempt.segment
         seconds = time.perf_counter() - begun
-        _record(loader, segment.target, "hit", "", seconds, attempt.nbytes, segment.entry_id, segment.native_seconds)
+        nbytes = attempt.meta["nbytes"]
+        _record(loader, segment.target, "hit", "", seconds, nbytes, segment.entry_id, segment.native_seconds)
+        _guarded(worth.judge, attempt.request, segment, attempt.meta, attempt.processor_seconds)
         return attempt.result
     if isinstance(attempt, _Miss):
         return _load_and_publish(attempt, function, args, kwargs, begun)
@@ -157,16 +162,25 @@ def _attempt(
             meta = json.loads(found.meta)
             stale = dependencies.changed(meta["dependencies"])
             if stale is None:
+                slower = worth.note(meta)
+                if slower is not None:
+                    return _Bypass(slower)
                 try:
                     parts = request.arguments.resolve(meta["substitutes"])
                 except LookupError as error:
                     stale = str(error)
                 else:
-                    return _Hit(_restore(found, meta, parts, _filled(request)), found, meta["nbytes"])
+                    return _hit(request, found, meta, parts)
             reason = stale
             tries += 1
             _drop(client, found.entry_id)
     return _Bypass(reason)
+
+
+def _hit(request: key.Request, segment: _core.Segment, meta: dict[str, Any], parts: list[Any]) -> _Hit:
+    clock = worth.Clock()
+    result = _restore(segment, meta, parts, _filled(request))
+    return _Hit(result, segment, request, meta, clock.seconds())
 
 
 def _filled(request: key.Request) -> dict[str, str] | None:
