@@ -38,10 +38,12 @@ def slow(path):
 
 
 @pytest.fixture
-def before(folder: Path) -> str:
+def before(oracle: Oracle, folder: Path) -> str:
     (folder / "mylib.py").write_text(MYLIB)
     (folder / "text").write_text("one")
-    return f"root = {str(folder)!r}\n{BEFORE}\nsys.path.insert(0, root)\nimport mylib\n"
+    start = f"root = {str(folder)!r}\n{BEFORE}\nsys.path.insert(0, root)\nimport mylib\n"
+    oracle.nat(start)  # and the files are older than the processes that follow
+    return start
 
 
 def test_an_entry_that_is_slower_than_the_load_is_given_up(oracle: Oracle, before: str, folder: Path) -> None:
