@@ -174,10 +174,12 @@ found = overmind.load(mylib.{name}, "unused")
 value = found.view(torch.uint8)[-4:].tolist() if hasattr(found, "view") else list(found)
 """
     env = {"ELSEWHERE": weights}
-    values = []
+    runs = []
     for number in (0.0, 2.0):
         save_file({"w": torch.full((1 << 16,), number)}, weights)
-        for _ in range(2):
-            values.append(oracle.run(source, env=env).value)
+        oracle.nat(source, env=env)  # and the file is older than what follows
+        runs += [oracle.run(source, env=env) for _ in range(2)]
     zero, two = [0, 0, 0, 0], [0, 0, 0, 64]
-    assert values == [zero, zero, two, two]
+    assert [run.value for run in runs] == [zero, zero, two, two]
+    last = [run.outcomes[-1] for run in runs]
+    assert last == (["bypass"] * 4 if name == "by_process" else ["miss", "hit"] * 2), runs[0].reasons
