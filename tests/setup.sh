@@ -12,7 +12,7 @@ say() { echo "setup: $*" >&2; }
 fail() { say "$*"; exit 1; }
 
 apt_packages() {
-  echo g++ cmake ninja-build pkg-config ccache git libzmq3-dev cppzmq-dev nlohmann-json3-dev libgtest-dev
+  echo g++ cmake ninja-build pkg-config ccache git libzmq3-dev cppzmq-dev nlohmann-json3-dev libgtest-dev xeus-dev
   # python3-dev and -venv are for Debian's own interpreter; another one brings its own.
   echo python3-dev python3-venv
   local llvm

@@ -184,5 +184,62 @@ def doctor(as_json: bool) -> None:
         sys.exit(1)
 
 
+@main.group()
+def kernel() -> None:
+    """The Jupyter kernel "Python 3 (Overmind)": install it where Jupyter finds it."""
+
+
+def _kernelspec(function: Callable[..., None]) -> Callable[..., None]:
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> None:
+        from overmind.kernel.kernelspec import KernelspecError
+
+        try:
+            function(*args, **kwargs)
+        except KernelspecError as error:
+            raise click.ClickException(str(error)) from None
+
+    return run
+
+
+@kernel.command("install")
+@click.option("--user", is_flag=True, help="For this user, whatever environment Jupyter runs in.")
+@click.option("--sys-prefix", is_flag=True, help="Into this environment (the default in a virtual one).")
+@click.option("--name", default="overmind", show_default=True, help="Name of the kernelspec.")
+@click.option("--display-name", default="Python 3 (Overmind)", show_default=True, help="Name that frontends show.")
+@_json_option
+@_kernelspec
+def kernel_install(user: bool, sys_prefix: bool, name: str, display_name: str, as_json: bool) -> None:
+    """Install the kernel, or refresh it."""
+    from overmind.kernel import kernelspec
+
+    folder = kernelspec.install(name, user=user, sys_prefix=sys_prefix, display_name=display_name)
+    _print({"name": name, "folder": str(folder)}, f"{name} installed in {folder}", as_json)
+
+
+@kernel.command("list")
+@_json_option
+@_kernelspec
+def kernel_list(as_json: bool) -> None:
+    """The installed kernelspecs of Overmind."""
+    from overmind.kernel import kernelspec
+
+    found = {name: str(folder) for name, folder in kernelspec.installed().items()}
+    text = "\n".join(f"{name}  {folder}" for name, folder in found.items())
+    _print(found, text or "none; `overmind kernel install` makes one", as_json)
+
+
+@kernel.command("remove")
+@click.argument("name", default="overmind")
+@_json_option
+@_kernelspec
+def kernel_remove(name: str, as_json: bool) -> None:
+    """Remove a kernelspec of Overmind."""
+    from overmind.kernel import kernelspec
+
+    folder = kernelspec.remove(name)
+    _print({"name": name, "folder": str(folder)}, f"{name} removed from {folder}", as_json)
+
+
 if __name__ == "__main__":
     main()
