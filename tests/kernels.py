@@ -51,8 +51,10 @@ class Session:
         self.client.wait_for_ready(timeout=SECONDS)
 
     def close(self) -> None:
+        """Idempotent; the kernel may be gone already."""
         self.client.stop_channels()
-        self.manager.shutdown_kernel()
+        if self.manager.has_kernel:
+            self.manager.shutdown_kernel()
 
     def send(self, code: str, **options: Any) -> str:
         return self.client.execute(code, **options)

@@ -99,14 +99,18 @@ class Kernel:
         """Answers requests until a shutdown_request, `exit`, or stop_soon()."""
         self.channels.status("starting")
         self.loop.add_reader(self.channels.shell_fd, self._receive)
-        serving = self.loop.create_task(self._serve())
+        self._begin_serving()
         while not self._stopping:
             try:
                 self.loop.run_forever()
             except BaseException as error:  # KeyboardInterrupt or SystemExit in a task or callback of the user's
                 _complain(error)
-            if serving.done() and not self._stopping:
-                serving = self.loop.create_task(self._serve())
+
+    def _begin_serving(self, _ended: asyncio.Task[None] | None = None) -> None:
+        """Again when the user's code cancelled the task, or an interrupt hit it."""
+        if not self._stopping:
+            self._serving = self.loop.create_task(self._serve())
+            self._serving.add_done_callback(self._begin_serving)
 
     def close(self) -> None:
         """Gives the process's own streams back and lets nothing call Python any more. Idempotent."""
@@ -130,8 +134,8 @@ class Kernel:
         while (raw := self.channels.receive()) is not None:
             try:
                 request = Incoming(raw)
-            except (ValueError, KeyError, TypeError) as error:
-                _complain(error)
+            except ValueError as error:
+                _drop(error)
                 continue
             if self._current is not None and request.msg_type in _COMM_TYPES:
                 self.loop.create_task(self._handle_meanwhile(request))
@@ -140,8 +144,8 @@ class Kernel:
                 self._arrived.set()
 
     async def _serve(self) -> None:
-        if self._current is not None:  # the task before this was shot in the middle of a request
-            self._finish(self._current)
+        if self._current is not None:
+            self._finish(self._current)  # the task before this was shot in the middle of a request
         while not self._stopping:
             self._arrived.clear()
             self._receive()
@@ -207,12 +211,13 @@ class Kernel:
             return
         content, metadata_packed = await self._executor.execute(request)
         self._flush()
-        self.reply(request, content, metadata_packed)
         stops = content["status"] == "error" and request.content.get("stop_on_error", True)
         if stops and not request.content.get("silent", False):
+            # Before the reply: what is sent in answer to it must not be aborted.
             self._receive()
             for waiting in self._queue:
                 waiting.aborted = waiting.msg_type == "execute_request"
+        self.reply(request, content, metadata_packed)
 
     def reply(self, request: Incoming, content: dict[str, Any], metadata: bytes = b"{}") -> None:
         """Answers `request`, if it was not answered yet; on the thread of its channel."""
@@ -256,8 +261,8 @@ class Kernel:
         self._control_thread = threading.get_ident()
         try:
             request = Incoming(raw)
-        except (ValueError, KeyError, TypeError) as error:
-            _complain(error)
+        except ValueError as error:
+            _drop(error)
             return
         self._control_request = request
         self.channels.status("busy", raw)
@@ -300,6 +305,10 @@ def _username() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a uid without a name, as in containers
         return "username"
+
+
+def _drop(error: ValueError) -> None:
+    print(f"overmind kernel: dropped {error}", file=sys.__stderr__)
 
 
 def _complain(error: BaseException) -> None:

@@ -16,9 +16,13 @@ class Incoming:
     """A request with its parts, taken out of their JSON on first use."""
 
     def __init__(self, raw: _kernel.Request) -> None:
+        """ValueError: its header is none."""
         self.raw = raw
-        self.header: dict[str, Any] = unpack(raw.header)
-        self.msg_type: str = self.header["msg_type"]
+        header = unpack(raw.header)
+        if not isinstance(header, dict) or not isinstance(header.get("msg_type"), str):
+            raise ValueError("a message without a type")
+        self.header: dict[str, Any] = header
+        self.msg_type: str = header["msg_type"]
         self.replied = False
         self.aborted = False  # a cell before it failed
 
