@@ -214,7 +214,7 @@ def test_request(pair: list[Session], name: str, jedi: bool) -> None:
         session.outputs(msg_id)
         found.append(alike(session.reply(msg_id)["content"]))
     if name == "kernel_info":
-        found[0]["supported_features"] = []
+        found[0]["supported_features"].remove("kernel subshells")
     if name.startswith("history"):
         for content in found:
             content["history"] = [entry[1:] for entry in content["history"]]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from overmind import _kernel
-from overmind.kernel import children, comms, interrupts, requests
+from overmind.kernel import children, comms, debugger, interrupts, requests
 from overmind.kernel.execution import Executor, error_content
 from overmind.kernel.packing import pack
 from overmind.kernel.parents import Incoming, Parents
@@ -48,6 +48,7 @@ class Kernel:
         self._current: Incoming | None = None
         self._stopping = False
         self._executor = Executor(self)
+        self._debugging = debugger.Debugging({**connection, **self.channels.ports}, self._publish_debug_event)
 
     # What user code may reach.
 
@@ -116,6 +117,7 @@ class Kernel:
         """Gives the process's own streams back and lets nothing call Python any more. Idempotent."""
         flush_streams()
         self.channels.stop_control()
+        self._debugging.close()
         self.channels.release_descriptors()
         self.channels.flush()
         sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
@@ -244,6 +246,7 @@ class Kernel:
             "connect_request": lambda: {**self.channels.ports, "status": "ok"},
             "shutdown_request": lambda: {"status": "ok", "restart": content.get("restart", False)},
             "usage_request": requests.usage,
+            "debug_request": lambda: self._debugging.answer(content),
         }
         answer = answers.get(request.msg_type)
         if answer is not None:
@@ -253,12 +256,14 @@ class Kernel:
         return None
 
     def _features(self) -> list[str]:
-        return []
+        return ["debugger"] if debugger.available() else []
 
     # The control channel, on its own thread.
 
     def _on_control(self, raw: _kernel.Request) -> None:
-        self._control_thread = threading.get_ident()
+        if self._control_thread is None:
+            self._control_thread = threading.get_ident()
+            debugger.leave_alone(threading.current_thread())
         try:
             request = Incoming(raw)
         except ValueError as error:
@@ -286,6 +291,9 @@ class Kernel:
     def _stop_now(self) -> None:
         self._stopping = True
         self.loop.stop()
+
+    def _publish_debug_event(self, event: debugger.Event) -> None:
+        self.publish("debug_event", event, self._control_request)
 
     def _request(self) -> Incoming | None:
         if threading.get_ident() == self._control_thread:
