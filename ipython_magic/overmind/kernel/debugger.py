@@ -8,6 +8,7 @@ gets a thread with an asyncio loop of its own and, for the code that it runs in 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import importlib.util
 import logging
 import sys
@@ -70,11 +71,10 @@ class Debugging:
         self._loop = loop
 
     async def _make_debugger(self) -> None:
-        import zmq
         from ipykernel.debugger import Debugger
         from jupyter_client.session import Session
-        from zmq.eventloop.zmqstream import ZMQStream
 
+        zmq: Any = importlib.import_module("zmq")  # its stubs hide what it re-exports
         context = zmq.Context.instance()
         session = Session(
             key=self._connection["key"].encode(),
@@ -88,7 +88,7 @@ class Debugging:
         )
         adapter = context.socket(zmq.STREAM)
         self._sockets = [shell, adapter]
-        stream = ZMQStream(adapter)
+        stream = importlib.import_module("zmq.eventloop.zmqstream").ZMQStream(adapter)
         modules = [file for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))]
         log = logging.getLogger("overmind.debugger")
         self._debugger = Debugger(log, stream, self._publish_event, shell, session, modules)
