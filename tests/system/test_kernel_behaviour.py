@@ -495,6 +495,27 @@ def test_a_connection_file_that_will_not_do(tmp_path: Path, content: str, word: 
     assert "Traceback" not in done.stderr
 
 
+FORKING = """
+import os, sys, threading
+import overmind.kernel.app as app
+assert threading.active_count() == 1
+if os.fork():
+    os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
+app.prepare()
+assert threading.active_count() == 1 and not [f for f in os.listdir("/proc/self/fd") if int(f) > 10]
+sys.exit(app.serve(sys.argv[1]))
+"""
+
+
+def test_in_a_forked_child() -> None:
+    """Imports in the parent, the shell before it is known whom to serve: how a zygote starts it."""
+    with session([sys.executable, "-c", FORKING, "{connection_file}"]) as running:
+        assert running.text("print(6 * 7)") == "42\n"
+        reply, _outputs = running.run("import asyncio\nawait asyncio.sleep(0.01)\n1/0")
+        assert reply["ename"] == "ZeroDivisionError"
+        running.client.history(hist_access_type="tail", n=1)
+
+
 def test_shutdown_ends_the_programs_of_cells(own: Session) -> None:
     pid = int(own.text("import subprocess\np = subprocess.Popen(['sleep', '100'])\nprint(p.pid)"))
     own.close()

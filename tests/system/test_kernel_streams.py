@@ -183,6 +183,8 @@ def test_options(pair: list[Session], code: str, options: dict[str, Any]) -> Non
     assert answer(pair[0], "1") == answer(pair[1], "1"), "the counters went apart"
 
 
+TYPES = "_jupyter_types_experimental"
+
 REQUESTS = {
     "kernel_info": lambda client: client.kernel_info(),
     "complete": lambda client: client.complete("import os\nos.path.isd", 20),
@@ -213,6 +215,9 @@ def test_request(pair: list[Session], name: str, jedi: bool) -> None:
         msg_id = REQUESTS[name](session.client)
         session.outputs(msg_id)
         found.append(alike(session.reply(msg_id)["content"]))
+    for one, other in zip(*(content.get("metadata", {}).get(TYPES, []) for content in found), strict=False):
+        if "<unknown>" in (one["type"], other["type"]):  # IPython looks for types as long as its time lasts
+            one["type"] = other["type"] = one["signature"] = other["signature"] = "<unknown>"
     if name == "kernel_info":
         found[0]["supported_features"].remove("kernel subshells")
     if name.startswith("history"):

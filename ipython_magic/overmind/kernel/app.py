@@ -21,6 +21,7 @@ from traitlets import Any as AnyTrait
 from traitlets import Dict, Unicode
 
 from overmind.kernel import connection
+from overmind.kernel.kernel import Kernel
 from overmind.kernel.shell import ZMQInteractiveShell
 
 _log = logging.getLogger("overmind")
@@ -95,9 +96,7 @@ def main(argv: list[str]) -> int:
     return serve(file)
 
 
-def _make_kernel(wanted: dict[str, Any], path: Path) -> Any:
-    from overmind.kernel.kernel import Kernel
-
+def _make_kernel(wanted: dict[str, Any], path: Path) -> Kernel:
     kernel = Kernel(IPKernelApp.instance().shell, wanted, path)
     if connection.complete(path, wanted, kernel.channels.ports):
         atexit.register(path.unlink, missing_ok=True)

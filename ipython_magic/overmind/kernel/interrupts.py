@@ -7,6 +7,7 @@ The handler between requests is a function, not SIG_IGN: programs that a backgro
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,14 @@ from typing import Any
 
 def _nothing(_signum: int, _frame: FrameType | None) -> None:
     pass
+
+
+def wake(loop: asyncio.AbstractEventLoop) -> None:
+    """Lets every signal wake the loop: one that comes right before the loop goes to sleep would else be handled when
+    it wakes up by itself, which may be never."""
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    loop.add_reader(reading, os.read, reading, 4096)
 
 
 def disarm() -> None:

@@ -100,6 +100,7 @@ class Kernel:
         """Answers requests until a shutdown_request, `exit`, or stop_soon()."""
         self.channels.status("starting")
         self.loop.add_reader(self.channels.shell_fd, self._receive)
+        interrupts.wake(self.loop)
         self._begin_serving()
         while not self._stopping:
             try:
