@@ -22,6 +22,7 @@ from typing import Any
 
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
 
+import psutil
 import report
 from private_store import connect, private_store
 from scenarios import SCENARIOS, folders
@@ -126,11 +127,22 @@ def measure_loads(bench: Bench, name: str, runs: int) -> dict[str, Any]:
         for mode in MODES:
             bench.warm(scenario.models)
             samples[mode].append(bench.child("load", name, mode))
+            wait_for_snapshots()
     bench.clear()
     sums = {sample["checksum"] for mode in MODES for sample in samples[mode]}
     if len(sums) != 1:
         raise SystemExit(f"{name}: the weights differ between plain and Overmind; no figure is worth anything")
     return report.scenario(scenario, samples)
+
+
+def wait_for_snapshots() -> None:
+    """Until no snapshot is at work. One goes on for a while after its commit, at idle priority, to put the segment on
+    huge pages; a kernel is restarted later than that, the next process of this benchmark is not."""
+    deadline = time.monotonic() + CHILD_SECONDS
+    while any("overmind-snap" in (process.info["name"] or "") for process in psutil.process_iter(["name"])):
+        if time.monotonic() > deadline:
+            raise SystemExit("a snapshot does not end")
+        time.sleep(0.05)
 
 
 def pss(pids: list[int]) -> int:
