@@ -102,3 +102,19 @@ def test_the_entry_lives_until_the_rust_part_is_built() -> None:
     restored = [through(fast()) for _ in range(3)]
     gc.collect()
     assert [tokenizer("ab").input_ids for tokenizer in restored] == [[3]] * 3
+
+
+def test_big_tables_come_back_equal_and_keep_their_aliases() -> None:
+    tokenizer = fast()
+    tokenizer._vocab = {f"t{number}": number for number in range(3000)}
+    tokenizer._merges = [("a", "b")] * 2000
+    tokenizer.shared = tokenizer.same = {f"s{number}": 0.5 for number in range(3000)}
+    tokenizer.nested = {number: [number] for number in range(3000)}
+    tokenizer.outer = [tokenizer.nested[0], *range(2000)]
+    taken = skeleton.take(tokenizer, {}, [])
+    assert b"t2999" not in taken.skeleton and b"s2999" in taken.skeleton, "what has an alias goes through pickle"
+    restored = through(tokenizer)
+    assert list(restored._vocab.items()) == list(tokenizer._vocab.items())
+    assert restored._merges == tokenizer._merges and type(restored._merges[0]) is tuple
+    assert restored.shared is restored.same and restored.shared == tokenizer.shared
+    assert restored.outer[0] is restored.nested[0]

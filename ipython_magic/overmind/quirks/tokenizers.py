@@ -10,7 +10,10 @@ natively. Copies and pickles ask for it first. Thread safety: one thread builds,
 
 from __future__ import annotations
 
+import itertools
+import marshal
 import pickle
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +24,8 @@ _BASES = (
     ("transformers.tokenization_utils_tokenizers", "TokenizersBackend"),
     ("transformers.tokenization_utils_fast", "PreTrainedTokenizerFast"),
 )
+_BIG = 1000  # parts of a table that is worth packing
+_SCALARS = {bool, bytes, float, int, str, type(None)}
 _WRAP = "_wrap_decode_method_backend_tokenizer"
 _lock = threading.RLock()
 
@@ -86,8 +91,39 @@ def _reduce(tokenizer: Any) -> tuple[Any, ...]:
     wrapped = _is_wrapped(kind, backend)
     if not wrapped:
         refuse_attributes(backend)
-    others = {name: value for name, value in own.items() if name != "_tokenizer"}
+    others = {
+        name: _Packed(own[name]) if _is_packable(own, name) else own[name] for name in own if name != "_tokenizer"
+    }
     return restore, (kind, pickle.PickleBuffer(backend.__getstate__()), wrapped), others
+
+
+class _Packed:
+    """A table of plain values, written by marshal: pickle takes 40 ms for the tokens and merges of CLIP."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return unpack, (pickle.PickleBuffer(marshal.dumps(self._table)),)
+
+
+def unpack(data: Any) -> Any:
+    """Pickle's call on a hit: the table as it was."""
+    return marshal.loads(data)
+
+
+def _is_packable(own: dict[str, Any], name: str) -> bool:
+    """A big dict or list of plain values, or of tuples of them, that nothing but `own` refers to: it has no alias that
+    pickle would keep, and marshal takes its values exactly."""
+    table = own[name]
+    if type(table) not in (dict, list) or len(table) < _BIG or sys.getrefcount(table) > 3:  # own, `table`, the call
+        return False
+    kinds = set(map(type, table))
+    if type(table) is dict:
+        kinds |= set(map(type, table.values()))
+    elif kinds == {tuple}:
+        kinds = set(map(type, itertools.chain.from_iterable(table)))
+    return kinds <= _SCALARS
 
 
 def refuse_attributes(backend: Any) -> None:
