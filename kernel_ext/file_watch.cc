@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -274,6 +275,12 @@ void install_once() {
   static_cast<void>(installed);
 }
 
+// To open a folder is not to read it; SQLite does so to flush one, in the thread that keeps IPython's history.
+bool is_opened_folder(const Opened& one) {
+  struct stat now {};
+  return std::strcmp(one.event, "open") == 0 && ::stat(one.path.c_str(), &now) == 0 && S_ISDIR(now.st_mode);
+}
+
 std::vector<pid_t> threads() {
   std::vector<pid_t> found;
   const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc/self/task"), &::closedir);
@@ -312,6 +319,7 @@ py::list stop_recording() {
     std::erase(recordings, ended.get());
   }
   for (const Opened& one : ended->opened) {
+    if (is_opened_folder(one)) continue;
     const auto path = py::reinterpret_steal<py::object>(
         PyUnicode_DecodeFSDefaultAndSize(one.path.data(), static_cast<Py_ssize_t>(one.path.size())));
     if (!path) throw py::error_already_set();

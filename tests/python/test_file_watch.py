@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -76,6 +77,20 @@ def test_a_write_counts_if_the_load_may_have_made_it(tmp_path: Path) -> None:
 
         found = opened(load)
     assert found == {str(tmp_path / "of the load's"): "w"}
+
+
+def test_a_thread_that_flushes_a_database_is_no_reader_of_its_folder(tmp_path: Path) -> None:
+    """IPython's history is kept so: natively nothing tells whether such a thread works for the load."""
+    with ThreadPoolExecutor(1) as pool:
+        base = pool.submit(sqlite3.connect, tmp_path / "history.sqlite", check_same_thread=False).result()
+
+        def keep() -> None:
+            with base:
+                base.execute("create table lines (line)")
+
+        found = opened(lambda: pool.submit(keep).result())
+        base.close()
+    assert found == {}
 
 
 def test_a_thread_with_a_recording_of_its_own_keeps_its_files(tmp_path: Path) -> None:
