@@ -122,6 +122,7 @@ int hook(const char* event, PyObject* arguments, void*) {
 // Kernel files are no dependencies; allocators and thread pools open them at times when nothing may be allocated.
 bool is_of_interest(const char* path) {
   constexpr std::array kKernel = {"/proc/", "/sys/", "/dev/"};
+  if (path != nullptr && std::strncmp(path, "/dev/shm/", 9) == 0) return true;
   return path != nullptr && *path != '\0' && std::none_of(kKernel.begin(), kKernel.end(), [&](const char* folder) {
            return std::strncmp(path, folder, std::strlen(folder)) == 0;
          });
@@ -252,7 +253,12 @@ std::span<const Replacement> replacements() {
 // Python looks a module's first function up right after it loaded it: here what came with it is reached in time.
 void* find_symbol(void* library, const char* name) {
   if (active.load(std::memory_order_relaxed) != 0) replace_imports(replacements());
-  return ::dlsym(library, name);
+  void* found = ::dlsym(library, name);
+  // ctypes calls what it is given here, past all imports.
+  for (const Replacement& one : replacements()) {
+    if (!one.loaders && std::strcmp(one.name, name) == 0 && found == ::dlsym(RTLD_DEFAULT, name)) return one.function;
+  }
+  return found;
 }
 
 // ---- recordings ------------------------------------------------------------------------------------

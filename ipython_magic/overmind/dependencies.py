@@ -227,7 +227,10 @@ class Opened:
                 raise Refused(f"it wrote {path}, and a hit would not")
         for folder in self._folders:
             self._tree(folder)
-        for path in (*(os.path.abspath(file) for file in self._files), *reads):
+        for file in self._files:  # what the call names counts, wherever it lies
+            if os.path.abspath(file) not in wrote:
+                self._path(os.path.abspath(file))
+        for path in reads:
             if path not in wrote and not _ignored(path):
                 self._path(path)
         return list(self._found.values())
@@ -264,12 +267,12 @@ class Opened:
             raise Refused(f"it read more than {MAX_DEPENDENCIES} files")
 
 
-_CODE = (".py", ".pyc", ".so", ".pth", ".lock")
+_CODE = (".py", ".pyc", ".so", ".pth")
 
 
 def _ignored(path: str) -> bool:
     """Installed code (its versions are in the key), kernel files, and locks of the hub."""
-    if path.startswith(("/proc/", "/sys/", "/dev/")) or path.endswith(".lock") or "/__pycache__/" in path:
+    if _is_kernels(path) or _is_lock(path) or _is_bytecode(path):
         return True
     if not modules.installed_file(path):
         return False
@@ -277,4 +280,25 @@ def _ignored(path: str) -> bool:
 
 
 def _ignored_write(path: str) -> bool:
-    return path.startswith(("/proc/", "/dev/")) or "/__pycache__/" in path or path.endswith(".lock")
+    return _is_kernels(path) or _is_lock(path) or _is_bytecode(path)
+
+
+def _is_kernels(path: str) -> bool:
+    """A device, or a file of /proc or /sys. Not what lies in /dev/shm, nor what a link of /proc leads to elsewhere."""
+    kernels = ("/proc/", "/sys/", "/dev/")
+    return path.startswith(kernels) and f"{os.path.realpath(path)}/".startswith(kernels) and not _in_memory(path)
+
+
+def _in_memory(path: str) -> bool:
+    return os.path.realpath(path).startswith("/dev/shm/")
+
+
+def _is_lock(path: str) -> bool:
+    """Locks hold nothing."""
+    return path.endswith(".lock") and not (os.path.isfile(path) and os.path.getsize(path))
+
+
+def _is_bytecode(path: str) -> bool:
+    """Of Python's own, also while it is written under another name: the source it was made from is what counts."""
+    folder, name = os.path.split(path)
+    return folder.endswith("/__pycache__") and ".pyc" in name

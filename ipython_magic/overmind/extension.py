@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from overmind import loaders, log
+from overmind import loaders, log, signals
 from overmind.frames import passed_over
 from overmind.loader import Loader
 from overmind.patching import ImportHooks, PatchSet
@@ -103,6 +103,7 @@ def _load_module() -> Any:
     try:
         return importlib.import_module("overmind.load")
     except Exception as error:
+        signals.pass_on(error)
         log.warn_once(f"loads are native: overmind.load can't be imported ({type(error).__name__}: {error})")
         return None
 

@@ -26,6 +26,7 @@ from overmind import (
     log,
     records,
     replay,
+    signals,
     skeleton,
     store,
     waiting,
@@ -131,10 +132,12 @@ def _guarded(step: Callable[..., Any], *args: Any) -> Any:
     try:
         return step(*args)
     except (key.Uncacheable, skeleton.Unsupported) as refusal:
+        signals.pass_on(refusal)
         return _Bypass(str(refusal))
     except _core.OvermindError as error:
         return _Bypass(f"the store could not be used: {error}")
     except Exception as error:
+        signals.pass_on(error)
         log.logger.debug("fault in a load, which goes native", exc_info=True)
         return _Bypass(f"a fault of Overmind's own ({type(error).__name__}: {error}); please report it")
 

@@ -9,6 +9,7 @@ the code that runs here, and such a load is never cached.
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib.machinery
 import os
@@ -101,9 +102,9 @@ def home(value: Any) -> str | None:
 def source_files(names: Iterable[str]) -> tuple[dict[str, str], set[str]]:
     """Module -> file, for the user's own modules among `names` and those that they use; and the packages they use.
 
-    Followed are parent packages and whatever the globals of a module name: modules, and the homes of functions and
-    classes. An import inside a function is seen only once it has run during a load. LookupError for a module that has
-    no file.
+    Followed are parent packages, what the import statements of a module's source name, wherever they stand, and
+    whatever its globals hold: modules, and the homes of functions and classes. LookupError for a module that has no
+    file.
     """
     found: dict[str, str] = {}
     packages: set[str] = set()
@@ -124,7 +125,36 @@ def source_files(names: Iterable[str]) -> tuple[dict[str, str], set[str]]:
         if parent:
             waiting.append(parent)
         waiting.extend(_used_by(module))
+        if path is not None:
+            waiting.extend(_imported_by(path, vars(module).get("__package__") or ""))
     return {name: path for name, path in found.items() if path}, packages
+
+
+def _imported_by(path: str, package: str) -> set[str]:
+    """Modules, of those that this process has, that the source at `path` imports: a value taken from one by
+    `from settings import SCALE` leads nowhere by itself. Nothing for a source that can't be read or parsed."""
+    try:
+        found = _import_names(path, package, os.stat(path).st_mtime_ns)
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    known = {name for name in found if type(sys.modules.get(name)) is types.ModuleType and name != "__main__"}
+    return {name for name in known if file_of(sys.modules[name]) is not None or hasattr(sys.modules[name], "__path__")}
+
+
+@functools.lru_cache(1024)
+def _import_names(path: str, package: str, _mtime_ns: int) -> frozenset[str]:
+    with open(path, "rb") as file:
+        tree = ast.parse(file.read())
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            found.add(origin)
+            found.update(f"{origin}.{alias.name}" for alias in node.names)
+    return frozenset(found)
 
 
 def _used_by(module: types.ModuleType) -> set[str]:

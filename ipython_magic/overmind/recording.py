@@ -9,6 +9,7 @@ weights in a thread pool).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import random
@@ -19,7 +20,7 @@ import types
 import warnings
 from typing import Any
 
-from overmind import _core, dependencies, frames, hub, modules, replay
+from overmind import _core, dependencies, frames, hub, modules, replay, signals
 from overmind.encoding import Uncacheable
 from overmind.key import Request, encode_arguments
 
@@ -48,7 +49,12 @@ class Recording:
             return self
         try:
             self._start()
-        except Exception as error:  # the load must go on; it just can't be cached
+        except BaseException as error:
+            self._abandon()
+            if not isinstance(error, Exception):
+                raise
+            signals.pass_on(error)
+            # The load must go on; it just can't be cached.
             self.refusal = f"what it reads could not be watched ({type(error).__name__}: {error})"
         return self
 
@@ -59,10 +65,17 @@ class Recording:
         self._random = _RandomState()
         self._threads = {thread.ident for thread in threading.enumerate()}
         self._start_ns = time.time_ns()
+        _forget_recording()
         _core.start_recording()
         _local.recording = self
         _hooks.enter(self)
         self._outermost = True
+
+    def _abandon(self) -> None:
+        if getattr(_local, "recording", None) is self:
+            _local.recording = None
+        _hooks.leave(self)
+        _forget_recording()
 
     def __exit__(
         self, kind: type[BaseException] | None, _error: BaseException | None, _trace: types.TracebackType | None
@@ -76,6 +89,7 @@ class Recording:
             if kind is None:
                 self._conclude(events)
         except Exception as error:  # the load itself went well, or its own exception is on its way
+            signals.pass_on(error)
             self.refusal = f"what it read could not be told ({type(error).__name__}: {error})"
 
     def _conclude(self, events: list[tuple[str, str, str]]) -> None:
@@ -135,6 +149,13 @@ class Recording:
         found = opened.collect(events)
         imported = [name for name in set(sys.modules) - self._modules if _is_own(name)]
         return [*found, *request.code, *dependencies.of_classes(imported)]
+
+
+def _forget_recording() -> None:
+    """Ends what an interrupted load of this thread left recording: the next one would be taken for a part of it."""
+    with contextlib.suppress(RuntimeError):
+        while True:
+            _core.stop_recording()
 
 
 def _is_own(name: str) -> bool:
@@ -284,7 +305,8 @@ class _Hooks:
 
     def leave(self, recording: Recording) -> None:
         with self._lock:
-            self._active.remove(recording)
+            if recording in self._active:
+                self._active.remove(recording)
             if not self._active and self._hook is not None:
                 self._hook.remove()
                 self._hook = None

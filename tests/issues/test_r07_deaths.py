@@ -115,8 +115,19 @@ def test_a_dead_loader_passes_its_right_on(loading: Loading) -> None:
                 client.kill()
 
 
+def _has_spawned_keeper(runtime: Path) -> bool:
+    """A keeper that holds the entries; while it is being spawned it is its server's image, with its descriptors."""
+    for process in processes_of(runtime):
+        with contextlib.suppress(psutil.Error, OSError):
+            folder = f"/proc/{process.pid}/fd"
+            links = [os.readlink(f"{folder}/{fd}") for fd in os.listdir(folder)]
+            if any("--adopt-server" in word for word in process.cmdline()) and any("memfd:" in link for link in links):
+                return True
+    return False
+
+
 def _connected(client: Process) -> bool:
-    with contextlib.suppress(psutil.Error):
+    with contextlib.suppress(psutil.Error, OSError):  # a descriptor may be closed while it is looked at
         return any(
             "socket:" in os.readlink(f"/proc/{client.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{client.pid}/fd")
         )
@@ -184,6 +195,8 @@ def test_entries_outlive_a_killed_server(loading: Loading, runtime: Path) -> Non
             15,
             f"a new {whom}",
         )
+        if whom == "keeper":
+            wait_for(lambda: _has_spawned_keeper(runtime), 15, "the new keeper holds the entries")
         with loading.start() as client:
             assert loading.check(client) == "hit"
     assert len(loading.calls()) == 1

@@ -151,7 +151,7 @@ def test_monitor(runtime: Path, file: Path) -> None:
         assert seen[0]["event"] == "lease"
         assert seen[-1]["id"] == entry
         watcher.send_signal(signal.SIGINT)
-        assert watcher.wait(10) == 0
+        assert watcher.wait(60) == 0
     finally:
         watcher.kill()
         watcher.wait()

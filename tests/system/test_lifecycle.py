@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import Oracle, processes_of, wait_for
+from private_store import connect
 from processes import Process, write_module
 
 LOADER = """
@@ -108,7 +109,7 @@ def test_signals_to_the_group_of_the_starter_do_not_reach_it(source: str, runtim
                 before = {process.pid for process in processes_of(runtime)}
                 assert len(before) == 2
                 os.killpg(starter.pid, number)
-                starter.wait(20)
+                starter.wait(60)
             finally:
                 starter.kill()
         assert {process.pid for process in processes_of(runtime)} == before
@@ -181,6 +182,8 @@ def test_killed_right_after_the_load_the_entry_is_committed(source: str, runtime
     killed = load + "\nimport os, signal\nos.killpg(0, signal.SIGKILL)\n"
     with Process(killed, isolated=True) as victim:
         assert victim.result(check=False).returncode == -signal.SIGKILL
+    # Before that a second process may find a native load sooner.
+    wait_for(lambda: len(connect(runtime, start=False).list()) == 1, 60, "it is committed")
     with Process(load) as process:
         done = process.result()
     assert done.value == 2.0 * count and done.outcomes == ["hit"]

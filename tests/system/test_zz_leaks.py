@@ -7,6 +7,7 @@ beside this one don't count.
 
 from __future__ import annotations
 
+import gc
 import glob
 import os
 from pathlib import Path
@@ -51,6 +52,7 @@ def test_no_runtime_folder_is_left() -> None:
 
 
 def test_no_descriptor_and_no_shared_memory_is_left() -> None:
+    gc.collect()
     own = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _exists(fd)]
     assert [target for target in own if "memfd" in target or _OURS in target or "overmind" in target] == []
     assert [name for name in os.listdir("/dev/shm") if "overmind" in name] == []
