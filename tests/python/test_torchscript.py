@@ -7,7 +7,7 @@ import copy
 import io
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -34,6 +34,14 @@ class Packed(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.ops.quantized.add(x, x, 1.0, 0)
+
+
+@pytest.fixture(autouse=True)
+def forget_types() -> Iterator[None]:
+    """torch remembers the type of every module that was scripted, and with it the constants of a frozen one."""
+    yield
+    torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()
+    torch._C._jit_clear_class_registry()
 
 
 @pytest.fixture(autouse=True)
