@@ -200,6 +200,7 @@ std::string Config::events_path() const { return instance_dir() + "/events"; }
 std::string Config::lock_path() const { return instance_dir() + "/lock"; }
 std::string Config::start_lock_path() const { return instance_dir() + "/start.lock"; }
 std::string Config::log_path() const { return instance_dir() + "/log"; }
+std::string Config::launcher_log_path() const { return instance_dir() + "/launcher.log"; }
 
 Result<Config> Config::from_environment() {
   Config config;
@@ -208,6 +209,11 @@ Result<Config> Config::from_environment() {
     return wrong_variable("OVERMIND_DISABLE", disable, "1 (off) or 0");
   }
   config.disabled = disable == "1";
+  const std::string zygote = variable("OVERMIND_ZYGOTE");
+  if (!zygote.empty() && zygote != "0" && zygote != "1") {
+    return wrong_variable("OVERMIND_ZYGOTE", zygote, "0 (every start is a plain one) or 1");
+  }
+  config.zygote = zygote != "0";
 
   const std::string folder = variable("OVERMIND_RUNTIME_DIR");
   // The daemon has another working folder, so a relative path would name two places.

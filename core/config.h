@@ -15,6 +15,7 @@ constexpr int kProtocolVersion = 1;
 
 struct Config {
   bool disabled = false;       // OVERMIND_DISABLE=1: every load is native, nothing is started
+  bool zygote = true;          // OVERMIND_ZYGOTE=0: every start is a plain one
   std::string runtime_dir;     // OVERMIND_RUNTIME_DIR, else $XDG_RUNTIME_DIR/overmind, else /tmp/overmind-$UID
   std::string budget = "50%";  // OVERMIND_BUDGET: bytes, "16GiB", or a share of the memory available to the cgroup
   std::string log_level = "warning";  // OVERMIND_LOG: debug, info, warning, error
@@ -29,6 +30,7 @@ struct Config {
   std::string lock_path() const;     // instance_dir/lock: held by the daemon for its life
   std::string start_lock_path() const;
   std::string log_path() const;
+  std::string launcher_log_path() const;  // why starts were plain, and what zygotes did
 
   // Unset or empty variables give the defaults. Errors: kInvalid, naming the variable and its form.
   static Result<Config> from_environment();

@@ -177,6 +177,7 @@ void add_answers(py::module_& module) {
 void add_config(py::module_& module) {
   py::class_<Config>(module, "Config", py::is_final())
       .def_readwrite("disabled", &Config::disabled)
+      .def_readwrite("zygote", &Config::zygote)
       .def_readwrite("runtime_dir", &Config::runtime_dir)
       .def_readwrite("budget", &Config::budget)
       .def_readwrite("log_level", &Config::log_level)
@@ -184,7 +185,8 @@ void add_config(py::module_& module) {
       .def_readwrite("idle_exit_seconds", &Config::idle_exit_seconds)
       .def_property_readonly("instance_dir", &Config::instance_dir)
       .def_property_readonly("events_path", &Config::events_path)
-      .def_property_readonly("log_path", &Config::log_path);
+      .def_property_readonly("log_path", &Config::log_path)
+      .def_property_readonly("launcher_log_path", &Config::launcher_log_path);
   module.def("config", [] { return value_or_raise(Config::from_environment()); });
 }
 

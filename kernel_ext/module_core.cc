@@ -6,6 +6,7 @@
 #include "kernel_ext/client_bindings.h"
 #include "kernel_ext/errors.h"
 #include "kernel_ext/file_watch.h"
+#include "kernel_ext/main_program.h"
 #include "kernel_ext/pickle_scan.h"
 #include "kernel_ext/segment_object.h"
 
@@ -29,6 +30,7 @@ PYBIND11_MODULE(_core, module) {
   add_config(module);
   add_segment(module);
   add_client(module);
+  add_main_program(module);
   module.def("pickle_globals", &globals_of, py::arg("pickle"));
   module.def("start_recording", &start_recording);
   module.def("stop_recording", &stop_recording);

@@ -4,7 +4,7 @@ Every method releases the GIL while it waits. Errors are the exceptions below, o
 kernel_ext/errors.cc holds the table.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypedDict, final
 
 __version__: str
@@ -27,6 +27,7 @@ class Config:
     """core/config.h. Attributes may be set before a Client is made."""
 
     disabled: bool
+    zygote: bool
     runtime_dir: str
     budget: str
     log_level: str
@@ -38,6 +39,8 @@ class Config:
     def events_path(self) -> str: ...
     @property
     def log_path(self) -> str: ...
+    @property
+    def launcher_log_path(self) -> str: ...
 
 def config() -> Config:
     """Reads the environment now. InvalidError names a variable that can't be understood."""
@@ -190,3 +193,19 @@ def stop_watching() -> None:
 def find_borrowable(buffers: Sequence[tuple[int, int]], min_size: int) -> list[tuple[int, int, int, int]]:
     """(index, st_dev, st_ino, offset) of each buffer, (address, nbytes), of at least `min_size` bytes that lies in a
     private mapping of a file and was never written. Leaves out what can't be proved."""
+
+def available_memory() -> int:
+    """Bytes that this process's cgroup and the machine can still give (core/config.h)."""
+
+def run_file(path: str, hook: object, *ignored: object) -> None:
+    """As sys.excepthook of an exception that leaves the main module: runs `path` as `python path` would, with no Python
+    frame below it, and exits. Returns if the program failed: the interpreter then ends with 1, or by SIGINT."""
+
+def run_call(function: Callable[[], object], hook: object, *ignored: object) -> None:
+    """The same for a call, as `python -m` makes one of runpy."""
+
+def report_exit(fd: int) -> None:
+    """Sends "exit CODE" on the socket `fd` when this process, and no fork of it, calls exit()."""
+
+def keep_forever(value: object) -> None:
+    """Not even the end of the interpreter frees it."""

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 try:
-    from overmind import _core, commands
+    from overmind import _core, commands, launch
 except ImportError as error:
     sys.exit(f"overmind: its compiled part can't be imported ({error}); reinstall overmind-jupyter for this Python")
 from overmind import display as shown
@@ -81,6 +81,15 @@ def status(as_json: bool) -> None:
     _print(found, shown.status_text(found), as_json)
     if not found["running"]:
         sys.exit(1)
+
+
+@main.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENT]...")
+def run(words: tuple[str, ...]) -> None:
+    """Run a script, or `-m MODULE`, as `python` does: with its imports done already, and loads from the store."""
+    if not words:
+        raise click.UsageError("give a script, or -m and a module")
+    launch.run(list(words))
 
 
 @main.command("list")

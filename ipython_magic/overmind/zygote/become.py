@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: MIT
+"""A fork of the zygote becomes the program that was asked for: what a fresh interpreter would have, it gets."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import io
+import linecache
+import os
+import re
+import resource
+import signal
+import socket
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Sequence
+from importlib.machinery import BuiltinImporter
+from typing import Any, NoReturn
+
+from overmind import _core
+from overmind.zygote import profile, stash
+from overmind.zygote.engines import ENGINES
+from overmind.zygote.wire import Request
+
+_F_SETSIG = 10
+
+
+class Leave(BaseException):
+    """Leaves every frame of this program; what runs next is in sys.excepthook."""
+
+
+def leave(mode: str, target: str, arguments: Sequence[str]) -> NoReturn:
+    """Runs the program in place of this one. REQUIRES: describe() was called, and no handler between here and the top."""
+    shown = sys.excepthook
+    if mode == "script":
+        sys.excepthook = functools.partial(_core.run_file, _absolute(target), shown)
+    elif mode == "module":
+        sys.excepthook = functools.partial(_core.run_call, functools.partial(_run_module, target), shown)
+    else:
+        serve = functools.partial(ENGINES[target].serve, connection_file(arguments))
+        sys.excepthook = functools.partial(_core.run_call, serve, shown)
+    raise Leave
+
+
+def _absolute(path: str) -> str:
+    """As the interpreter does it: nothing but a leading "./" is tidied up."""
+    if path.startswith("/"):
+        return path
+    return os.path.join(os.getcwd(), path.removeprefix("./"))
+
+
+def _run_module(name: str) -> None:
+    import runpy
+
+    runpy._run_module_as_main(name)  # type: ignore[attr-defined]
+
+
+def connection_file(arguments: Sequence[str]) -> str:
+    """The FILE of `-f FILE`."""
+    for flag, value in zip(arguments, arguments[1:], strict=False):
+        if flag == "-f":
+            return value
+    raise SystemExit("overmind-launch: a kernel needs -f CONNECTION_FILE")
+
+
+def describe(mode: str, target: str, arguments: Sequence[str]) -> None:
+    """sys.argv, sys.path[0] and __main__ as `python target arguments` has them."""
+    if mode == "script":
+        sys.argv = [target, *arguments]
+        sys.orig_argv = [sys.executable, *sys.argv]
+        first = os.path.dirname(os.path.realpath(target))
+    elif mode == "module":
+        sys.argv = ["-m", *arguments]
+        sys.orig_argv = [sys.executable, "-m", target, *arguments]
+        first = os.getcwd()
+    else:
+        sys.argv = [os.path.join(sysconfig.get_path("purelib"), f"{target}_launcher.py"), *arguments]
+        sys.orig_argv = [sys.executable, "-m", f"{target}_launcher", *arguments]
+        first = ""
+    if first and not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, first)
+    main = vars(sys.modules["__main__"])
+    annotated = "__annotations__" in main
+    main.clear()
+    main.update(__name__="__main__", __doc__=None, __package__=None, __loader__=BuiltinImporter, __spec__=None)
+    if annotated:
+        main["__annotations__"] = {}
+    main["__builtins__"] = sys.modules["builtins"]
+
+
+def settle(request: Request, hidden: stash.Stash, folder: int, pids: Sequence[tuple[Any, str]]) -> None:
+    """Everything but the descriptors: called when they are in place."""
+    os.umask(request.umask)
+    os.fchdir(folder)
+    os.environ.clear()
+    for entry in request.environment:
+        name, _, value = entry.partition(b"=")
+        if name:
+            os.environb[name] = value
+    hidden.apply_environment()
+    time.tzset()
+    for number in request.ignored - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, request.blocked)
+    for owner, name in pids:
+        owner[name] = os.getpid()
+    main = threading.main_thread()
+    if hasattr(main, "_set_native_id"):
+        main._set_native_id()
+    linecache.clearcache()
+    stash.renew([name for name in stash.RENEWED if name in sys.modules])
+    for stream, number in ((sys.stdin, 0), (sys.stdout, 1), (sys.stderr, 2)):
+        reopen(stream, number)
+
+
+def reopen(stream: Any, number: int) -> None:
+    """Makes a standard stream anew around its descriptor, as the interpreter does at its start. The object stays the
+    same one: handlers and libraries hold it."""
+    unbuffered = stream.write_through
+    encoding, errors, name = stream.encoding, stream.errors, stream.name
+    stream.detach()
+    writes = number > 0
+    buffer: Any = io.open(number, "wb" if writes else "rb", 0 if unbuffered and writes else -1, closefd=False)
+    raw = buffer if isinstance(buffer, io.FileIO) else buffer.raw
+    raw.name = name
+    stream.__init__(
+        buffer,
+        encoding=encoding,
+        errors=errors,
+        newline="\n",
+        line_buffering=not unbuffered and (raw.isatty() or number == 2),
+        write_through=unbuffered,
+    )
+
+
+def own_pids(modules: Sequence[Any]) -> list[tuple[dict[str, Any], str]]:
+    """Variables of modules that hold this process's id: by value, and by a name that says so."""
+    found = []
+    for module in modules:
+        try:
+            names = vars(module)
+        except TypeError:
+            continue
+        for name, value in list(names.items()):
+            if type(value) is int and value == os.getpid() and re.search("pid", name, re.IGNORECASE):
+                found.append((names, name))
+    return found
+
+
+def _end_of_table(room: int) -> int:
+    """A number of a descriptor that leaves `room` for others behind it."""
+    limit = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 1 << 20)
+    return max(limit - room, 3)
+
+
+def out_of_the_way(descriptor: int) -> int:
+    """Moves it to where the program's own will hardly come, and closes it for what the program runs."""
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _end_of_table(8))
+    os.close(descriptor)
+    return moved
+
+
+def place_descriptors(received: Sequence[int], numbers: Sequence[int], kept: Sequence[int]) -> list[int]:
+    """Puts `received` at `numbers`, closes every other one but `kept`; returns where those are now: out of the way, at
+    the end of the table, so that the program's first file gets the number that it always gets."""
+    floor = _end_of_table(300)
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, floor) for fd in (*kept, *received)]
+    top = moved[: len(kept)]
+    for fd in (int(name) for name in os.listdir("/proc/self/fd")):
+        if fd not in moved:
+            try:
+                os.close(fd)
+            except OSError:
+                continue  # the listing's own
+    for source, number in zip(moved[len(kept) :], numbers, strict=True):
+        os.dup2(source, number)
+        os.close(source)
+    return top
+
+
+def die_with(life: int, group: bool) -> None:
+    """The kernel kills this process (or its group) as soon as the other end of the pipe `life` is closed, however the
+    launcher ends. No thread, no polling."""
+    fcntl.fcntl(life, _F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(life, fcntl.F_SETOWN, -os.getpid() if group else os.getpid())
+    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+    # It may have been closed before; then no signal comes.
+    os.set_blocking(life, False)
+    try:
+        if os.read(life, 1) == b"":
+            os._exit(1)
+    except BlockingIOError:
+        pass
+
+
+def announce(connection: int) -> None:
+    """Tells the launcher that the program runs; from here on nothing may fail. Raises OSError if it has given up."""
+    process = os.pidfd_open(os.getpid())
+    with socket.socket(fileno=os.dup(connection)) as channel:
+        socket.send_fds(channel, [b"run %d" % os.getpid()], [process])
+    os.close(process)
+    _core.report_exit(connection)
+
+
+def learn(path: str, mode: str, target: str, hidden: stash.Stash) -> None:
+    """Begins to learn what this program imports."""
+    learner = profile.Learner(path, mode, target)
+    hidden.on_conflict = learner.conflict
+    profile.begin(learner, forked=True)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: MIT
+"""Zygotes, seen from outside: a file of facts beside each one's socket, and the limits on all of them together."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from overmind import _core
+
+MOST = 6  # zygotes of one user
+SHARE = 0.25  # of the memory that is available, for all of them together
+LEAST_FREE = 0.05  # of the machine's memory: below that a zygote that serves nobody goes
+_EVERY = 5.0  # seconds between two looks at the memory
+
+
+class Census:
+    """One zygote's own entry. Every fault is swallowed: facts are for people."""
+
+    def __init__(self, socket_path: str, mode: str, target: str) -> None:
+        self._path = f"{socket_path}.json"
+        self._facts: dict[str, Any] = {
+            "pid": os.getpid(),
+            "socket": socket_path,
+            "mode": mode,
+            "target": target,
+            "started": time.time(),
+            "last_used": time.time(),
+            "forks": 0,
+            "modules": 0,
+            "memory": 0,
+            "running": 0,
+        }
+        self._looked = 0.0
+
+    def loaded(self, modules: int) -> None:
+        """All imports are done."""
+        self._facts.update(modules=modules, memory=memory_of(os.getpid()))
+        self._write()
+
+    def forked(self) -> None:
+        """A program was started."""
+        self._facts["forks"] += 1
+        self._facts["last_used"] = time.time()
+        self._looked = 0.0
+
+    def look(self, running: int) -> str | None:
+        """Now and then, when there is nothing to do. A reason if this zygote should go."""
+        if time.monotonic() - self._looked < _EVERY:
+            return None
+        self._looked = time.monotonic()
+        self._facts.update(running=running, memory=memory_of(os.getpid()))
+        self._write()
+        if running == 0 and _core.available_memory() < LEAST_FREE * _total():
+            return "memory is short"
+        return None
+
+    def make_room(self) -> None:
+        """Asks the zygotes that were used least recently to retire, until the others are within the limits."""
+        rows = sorted(read(os.path.dirname(self._path)), key=lambda row: float(row["last_used"]))
+        allowed = SHARE * _core.available_memory()
+        while len(rows) > MOST or sum(int(row["memory"]) for row in rows) > allowed:
+            others = [row for row in rows if row["pid"] != os.getpid()]
+            if not others:
+                return
+            ask_to_retire(str(others[0]["socket"]))
+            rows.remove(others[0])
+
+    def retired(self, why: str) -> None:
+        """The entry goes, a line in the log stays."""
+        self.note(f"retired: {why}")
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+
+    def note(self, message: str) -> None:
+        """One line in the launcher's log."""
+        with contextlib.suppress(Exception):
+            text = "".join(c if c.isprintable() else "?" for c in message)
+            when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+            log = os.open(os.path.join(os.path.dirname(self._path), "launcher.log"), flags, 0o600)
+            os.write(log, f"{when} zygote {os.getpid()} {self._facts['target']}: {text}\n".encode())
+            os.close(log)
+
+    def _write(self) -> None:
+        mine = f"{self._path}.{os.getpid()}"
+        with contextlib.suppress(OSError):
+            Path(mine).write_text(json.dumps(self._facts))
+            os.replace(mine, self._path)
+
+
+def memory_of(pid: int) -> int:
+    """Proportional set size in bytes; 0 if it can't be read."""
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/smaps_rollup") as file:
+        for line in file:
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def _total() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def read(folder: str) -> list[dict[str, Any]]:
+    """The facts of every zygote that lives, in no order."""
+    rows = []
+    for path in Path(folder).glob("z*.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            facts = json.loads(path.read_text())
+            if _lives(f"{facts['socket']}.lock"):
+                rows.append(facts)
+    return rows
+
+
+def _lives(lock: str) -> bool:
+    """A zygote holds its lock as long as it lives."""
+    with open(lock, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def ask_to_retire(path: str) -> None:
+    """It answers by ending."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
+        channel.settimeout(1.0)
+        channel.connect(path)
+        channel.sendall(b"retire")
+        channel.recv(64)

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: MIT
+"""Imports ahead of need, one after the other, and what each of them did besides defining modules.
+
+What can be done again in a fork is kept and done again there: variables of the environment, warning filters,
+warnings and log records. An import that does anything else (a thread, an open file, output, a signal handler) is
+refused, and a zygote that has made one is made anew without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import locale
+import logging
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from overmind import replay
+
+# Read by C code when a library is loaded, past os.environ.
+C_PREFIXES = ("OMP_", "GOMP_", "KMP_", "OPENBLAS_", "GOTO_", "MKL_", "BLIS_", "TORCH_", "PYTORCH_", "ATEN_", "LD_")
+_GPU = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/habana")
+
+
+@dataclass
+class Group:
+    """One import, and all modules that came with it."""
+
+    name: str
+    modules: dict[str, ModuleType] = field(default_factory=dict)
+    reads: set[str] = field(default_factory=set)  # variables that it asked for
+    reads_all: bool = False  # it went through all of them
+    environment: dict[str, str | None] = field(default_factory=dict)  # variables that it set; None: removed
+    filters_front: list[Any] = field(default_factory=list)
+    filters_back: list[Any] = field(default_factory=list)
+    messages: list[list[Any]] = field(default_factory=list)
+
+    @property
+    def packages(self) -> frozenset[str]:
+        """Names that a file of the user's could take the place of."""
+        return frozenset(name.partition(".")[0] for name in self.modules)
+
+    @property
+    def has_code_of_c(self) -> bool:
+        """Whether one of the modules is an extension, which may read variables past os.environ."""
+        origins = (getattr(getattr(module, "__spec__", None), "origin", None) for module in self.modules.values())
+        return any(str(origin).endswith(".so") for origin in origins)
+
+    def concerns(self, name: str) -> bool:
+        """Whether the import may have looked at the variable `name`."""
+        if name in self.reads or (self.has_code_of_c and name.startswith(C_PREFIXES)):
+            return True
+        return self.reads_all and any(package.upper() in name.upper() for package in self.packages if len(package) > 2)
+
+
+class Refused(Exception):
+    """The import did what a fork can't do again; its text says what."""
+
+
+def load(name: str) -> Group | None:
+    """Imports `name`; None if it is there already. Raises Refused, after which this process is no longer clean."""
+    if name in sys.modules:
+        return None
+    group = Group(name)
+    before = set(sys.modules)
+    environment = dict(os.environ)
+    filters = list(warnings.filters)
+    witness = _witness()
+    with _listening(group):
+        try:
+            importlib.import_module(name)
+        except BaseException as error:  # whatever it is, the program shall see it itself
+            raise Refused(f"it raised {type(error).__name__}: {error}") from None
+    changed = [part for part, value in _witness().items() if value != witness[part]]
+    if changed:
+        raise Refused(f"importing it changed {', '.join(changed)}")
+    group.modules = {each: module for each, module in sys.modules.items() if each not in before}
+    for module in group.modules.values():
+        with contextlib.suppress(TypeError):
+            vars(module).pop("__warningregistry__", None)  # a warning said here is one that the program has not seen
+    now = dict(os.environ)
+    group.environment = {key: now.get(key) for key in now.keys() | environment.keys() if now.get(key) != environment.get(key)}
+    _split_filters(group, filters)
+    return group
+
+
+def own(native: frozenset[str]) -> Group:
+    """What this package itself needs beyond a program's `overmind.enable()`."""
+    mine = {
+        name: module
+        for name, module in sys.modules.items()
+        if name not in native and name.partition(".")[0] != "overmind"
+    }
+    return Group("overmind.zygote", mine)
+
+
+def _split_filters(group: Group, before: list[Any]) -> None:
+    now = list(warnings.filters)
+    for at in range(len(now) - len(before) + 1):
+        if now[at : at + len(before)] == before:
+            group.filters_front, group.filters_back = now[:at], now[at + len(before) :]
+            return
+    raise Refused("importing it changed the warning filters that there were")
+
+
+class _ReadEnviron(os._Environ):  # type: ignore[type-arg]
+    """os.environ while it is watched: `group.reads` gets each variable that is asked for, whether it is set or not.
+
+    Who goes through all of them (`dict(os.environ)`, a search for a prefix) looks for his own: of those only names
+    that hold the name of a package count, see Group.concerns().
+    """
+
+    group: Group
+    pending: list[str]  # names that were gone through, and whose values come next
+
+    def __getitem__(self, key: str) -> str:
+        pending = _ReadEnviron.pending
+        if pending and pending[0] == key:
+            pending.pop(0)
+        else:
+            _ReadEnviron.group.reads.add(key)
+        return str(super().__getitem__(key))
+
+    def __iter__(self) -> Iterator[str]:
+        _ReadEnviron.pending = pending = []
+        _ReadEnviron.group.reads_all = True
+        for key in super().__iter__():
+            pending.append(key)
+            yield key
+
+
+@contextlib.contextmanager
+def _listening(group: Group) -> Iterator[None]:
+    """Notes what is read and said meanwhile; nothing is shown."""
+    _ReadEnviron.group, _ReadEnviron.pending = group, []
+
+    def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+        group.messages.append(replay.of_warning(message, category, filename, lineno))
+
+    def handle(_logger: logging.Logger, record: logging.LogRecord) -> None:
+        group.messages.append(replay.of_record(record))
+
+    shown, handled, kind = warnings.showwarning, logging.Logger.handle, type(os.environ)
+    warnings.showwarning = show
+    logging.Logger.handle = handle  # type: ignore[method-assign,assignment]
+    os.environ.__class__ = _ReadEnviron
+    try:
+        yield
+    finally:
+        os.environ.__class__ = kind
+        logging.Logger.handle = handled  # type: ignore[method-assign]
+        warnings.showwarning = shown
+
+
+def _witness() -> dict[str, object]:
+    """State of the process that an import has no business with; cheap: 0.2 ms."""
+    root = logging.getLogger()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    return {
+        "the threads": _threads(),
+        "the open descriptors": _descriptors(),
+        "the child processes": _children(),
+        "its output": (os.fstat(1).st_size, os.fstat(2).st_size),
+        "the working folder": os.getcwd(),
+        "sys.path": list(sys.path),
+        "the signal handlers": [signal.getsignal(number) for number in signal.valid_signals()],
+        "the locale": locale.setlocale(locale.LC_ALL),
+        "the standard streams": (sys.stdin, sys.stdout, sys.stderr),
+        "the hooks of sys": (sys.excepthook, sys.displayhook, sys.unraisablehook, sys.gettrace(), sys.getprofile()),
+        "the root logger": (root.level, list(root.handlers), logging.root.manager.disable),
+        "the collector": (gc.isenabled(), gc.get_threshold()),
+        "the limits of the interpreter": (sys.getrecursionlimit(), sys.getswitchinterval(), threading.stack_size()),
+        "the random numbers": hash(random.getstate()),
+        "the time limit of sockets": socket.getdefaulttimeout(),
+    }
+
+
+def _threads() -> int:
+    """Python's own; those of C libraries are looked at when all is loaded: OpenBLAS has some, and a fork ends them."""
+    return threading.active_count()
+
+
+def _descriptors() -> frozenset[str]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.add(f"{name}:{os.readlink(f'/proc/self/fd/{name}')}")
+    return frozenset(each for each in found if "/proc/" not in each)
+
+
+def _children() -> str:
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return file.read()
+
+
+def task_count() -> int:
+    """Threads of this process, C libraries' own included."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def unfit() -> str | None:
+    """Why this process must not be forked; None if it may be.
+
+    OpenBLAS starts threads when it is loaded and ends them itself before a fork, so one fork is made to see what is
+    left after it.
+    """
+    if threading.active_count() > 1:
+        return f"it has {threading.active_count()} threads"
+    if task_count() > 1:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+    if task_count() > 1:
+        return f"it has {task_count()} threads that outlive a fork"
+    held = [each for each in _descriptors() if each.partition(":")[2].startswith(_GPU)]
+    if held:
+        return f"it holds a device: {held[0]}"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "CUDA is in use"
+    return None

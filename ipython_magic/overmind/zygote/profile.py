@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: MIT
+"""What starts of one kind import: a file beside the zygote's socket, written as each program ends.
+
+Only modules of site-packages and of the standard library are noted, never the user's own. The file holds no value of
+any variable: where a program changes its environment before an import, names and hashes are kept.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import json
+import os
+import re
+import site
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from types import ModuleType
+from typing import Any
+
+KERNEL_SESSIONS = 10  # kernels without it until a module is forgotten
+
+# Source that may change the environment. A program with such a line is learned anew after each edit of it.
+WRITES_ENVIRONMENT = re.compile(
+    rb"environb?\s*\[[^\]]*\]\s*=[^=]|environb?\s*\.\s*(?:update|setdefault|pop|popitem|clear|__setitem__)\b"
+    rb"|\b(?:un|put)(?:set)?env\b|dotenv|environb?\s*\|=|\bdel\s+(?:os\s*\.\s*)?environ"
+)
+
+
+@dataclass
+class Profile:
+    """`modules`: name -> the session that imported it last, in order of import. `changed`: before the import of that
+    name, these variables differed from the start. `refused`: what must not be imported ahead, and why."""
+
+    session: int = 0
+    modules: dict[str, int] = field(default_factory=dict)
+    changed: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    files: dict[str, list[int]] = field(default_factory=dict)
+
+    def changed_before(self, name: str) -> dict[str, str]:
+        """Hashes of the variables that had changed when `name` was imported."""
+        order = {each: index for index, each in enumerate(self.modules)}
+        found: dict[str, str] = {}
+        for first, values in self.changed:
+            if order.get(first, 0) <= order.get(name, -1):
+                found = values
+        return found
+
+
+def load(path: str) -> Profile:
+    """The profile at `path`; an empty one if there is none or it can't be read."""
+    try:
+        with open(path, "rb") as file:
+            value = json.load(file)
+        return Profile(
+            int(value["session"]),
+            {str(name): int(last) for name, last in value["modules"].items()},
+            [(str(name), dict(values)) for name, values in value["changed"]],
+            {str(name): str(why) for name, why in value["refused"].items()},
+            {str(name): list(stamp) for name, stamp in value["files"].items()},
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Profile()
+
+
+def save(path: str, profile: Profile) -> None:
+    """Replaces the file in one step. A disk that is full loses the lesson, nothing else."""
+    mine = f"{path}.{os.getpid()}"
+    try:
+        descriptor = os.open(mine, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            json.dump(asdict(profile), file)
+        os.replace(mine, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(mine)
+
+
+def hash_of(value: str | bytes | None) -> str:
+    """Compares without telling."""
+    if value is None:
+        return ""
+    return hashlib.sha256(value if isinstance(value, bytes) else os.fsencode(value)).hexdigest()[:16]
+
+
+def stamp_of(path: str) -> list[int]:
+    """[] if there is no such file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return []
+    return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+
+
+def may_change_environment(path: str) -> bool:
+    """Whether the source has a line that could; True if it can't be read."""
+    try:
+        with open(path, "rb") as file:
+            return WRITES_ENVIRONMENT.search(file.read()) is not None
+    except OSError:
+        return True
+
+
+class Origins:
+    """Tells a library's module from a user's, by where its file lies."""
+
+    def __init__(self) -> None:
+        paths = sysconfig.get_paths()
+        folders = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], *site.getsitepackages()}
+        if site.ENABLE_USER_SITE:
+            folders.add(site.getusersitepackages())
+        self._libraries = tuple(sorted({os.path.join(os.path.abspath(folder), "") for folder in folders}))
+
+    def is_library(self, module: ModuleType | None) -> bool:
+        """Of site-packages, of the standard library, or built in."""
+        try:
+            spec = vars(module).get("__spec__")
+        except TypeError:
+            return False
+        if spec is None or getattr(spec, "origin", None) is None:
+            return False
+        if spec.origin in ("built-in", "frozen"):
+            return True
+        return bool(spec.has_location) and str(spec.origin).startswith(self._libraries)
+
+
+class Learner:
+    """Notes what this process imports, and writes it down when the process ends, or when `note()` is called."""
+
+    def __init__(self, path: str, mode: str, target: str) -> None:
+        self._path = path
+        self._mode = mode
+        self._script = os.path.abspath(target) if mode == "script" else None
+        self._native = frozenset(sys.modules)
+        self._start = self._environment()
+        self._last: Mapping[str, str] = {}
+        self._changed: list[tuple[str, dict[str, str]]] = []
+        self._refused: dict[str, str] = {}
+        self._session: int | None = None
+        self._count = 0
+        self._pid = os.getpid()
+
+    @staticmethod
+    def _environment() -> dict[Any, Any]:
+        return dict(os.environ._data)  # type: ignore[attr-defined]
+
+    def watch(self) -> None:
+        """From now on. Called once."""
+        self._pid = os.getpid()
+        self._native = frozenset(sys.modules)
+        self._start = self._environment()
+        sys.meta_path.insert(0, self)
+        atexit.register(self.note)
+
+    def conflict(self, name: str, why: str) -> None:
+        """`name` must not be imported ahead in later zygotes of this kind."""
+        self._refused[name] = why
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        """Part of the import system (importlib.abc.MetaPathFinder): looks, and finds nothing. 2 us an import."""
+        now = os.environ._data  # type: ignore[attr-defined]
+        if now == self._start and not self._last:
+            return
+        changed = {
+            os.fsdecode(name): hash_of(now.get(name))
+            for name in now.keys() | self._start.keys()
+            if now.get(name) != self._start.get(name)
+        }
+        if changed != self._last:
+            self._last = changed
+            self._changed.append((fullname, changed))
+
+    def note(self) -> None:
+        """Writes what was learned, if anything was. Cheap when nothing new was imported. Never raises."""
+        if os.getpid() != self._pid or (len(sys.modules) == self._count and not self._refused):
+            return  # a fork of the program; or nothing new
+        self._count = len(sys.modules)
+        with contextlib.suppress(Exception):
+            self._write()
+
+    def _write(self) -> None:
+        origins = Origins()
+        found, files = [], {}
+        for name, module in list(sys.modules.items()):
+            if name in self._native or name == "__main__" or name.partition(".")[0] == "overmind":
+                continue
+            if origins.is_library(module):
+                found.append(name)
+            elif isinstance(origin := getattr(getattr(module, "__spec__", None), "origin", None), str):
+                files[origin] = stamp_of(origin)
+        if self._script is not None:
+            files[self._script] = stamp_of(self._script)
+        old = load(self._path)
+        if self._session is None:
+            self._session = old.session + 1
+        modules = dict.fromkeys(found, self._session)
+        if self._mode == "kernel":
+            kept = {name: last for name, last in old.modules.items() if last > self._session - KERNEL_SESSIONS}
+            modules = {**kept, **modules}
+        save(self._path, Profile(self._session, modules, self._changed, {**old.refused, **self._refused}, files))
+
+
+_learner: Learner | None = None
+_ready = -1
+_forked = False
+
+
+def begin(learner: Learner | None, *, ready: int = -1, forked: bool = False) -> None:
+    """This process is a program now. `ready`: closed at the first look(), so that a zygote may be made."""
+    global _learner, _ready, _forked
+    _learner, _ready, _forked = learner, ready, forked
+    if learner is not None:
+        learner.watch()
+
+
+def forked() -> bool:
+    """Whether this program runs in a fork of a zygote."""
+    return _forked
+
+
+def look() -> None:
+    """For a kernel, after each cell: what was imported is noted, and the first time a zygote may be made. 20 us."""
+    global _ready
+    if _learner is not None:
+        _learner.note()
+    if _ready >= 0:
+        os.close(_ready)
+        _ready = -1

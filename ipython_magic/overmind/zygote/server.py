@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: MIT
+"""The zygote: imports, then one loop that answers launchers. One thread, and no code of a program ever runs in it.
+
+States: loading -> waiting (one standby is ready) -> retired. It retires when something that it imported has changed,
+when it was not asked for long, when memory is short or others need its place; programs that were forked live on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NoReturn
+
+from overmind.zygote import become, preload, profile, stash, wire
+from overmind.zygote.census import Census
+from overmind.zygote.engines import ENGINES
+
+_PEER = struct.Struct("3i")
+_TICK = 1.0  # seconds between looks at the profile, the socket and the memory
+_SETTLE = 0.3  # seconds after a start until the next standby is made: the program's own start comes first
+IDLE_EXIT = 4 * 3600.0  # seconds without a start
+
+
+class Retire(Exception):
+    """This zygote is of no use any more; its text says why."""
+
+
+def run(words: list[str], native: frozenset[str], at_end: list[Callable[[], None]]) -> NoReturn:
+    """`SOCKET PROFILE LOCK_FD MODE TARGET [PID:FD]...`; the last are programs forked before an exec of this zygote.
+
+    Raises become.Leave in a fork; exits otherwise."""
+    Zygote(words, native, at_end).serve()
+
+
+class Zygote:
+    def __init__(self, words: list[str], native: frozenset[str], at_end: list[Callable[[], None]]) -> None:
+        self._words = words
+        self.at_end = at_end
+        self._socket_path, self._profile_path, lock, self._mode, self._target = words[:5]
+        os.set_inheritable(int(lock), False)
+        self._lock = int(lock)
+        with open(f"{self._socket_path}.key", "rb") as file:
+            self._key = file.read()
+        self._children: dict[int, tuple[int, socket.socket, int]] = {}  # pidfd -> connection, pid
+        self._forked: set[int] = set()
+        for pid, descriptor in (map(int, word.split(":")) for word in words[5:]):
+            os.set_inheritable(descriptor, False)
+            self._adopt(pid, socket.socket(fileno=descriptor))
+        self._standby: tuple[int, int, socket.socket] | None = None  # pid, pidfd, channel
+        self._standby_due = 0.0
+        self._last_used = time.monotonic()
+        self._census = Census(self._socket_path, self._mode, self._target)
+        _quiet_streams()
+        self._groups = [preload.own(native)]
+        self._seen: list[int] = []
+
+    # --- imports
+
+    def _load(self) -> None:
+        """Imports what the profile says; if one of them is refused, notes it and begins anew without it."""
+        self._seen = profile.stamp_of(self._profile_path)
+        learned = profile.load(self._profile_path)
+        engine = ENGINES.get(self._target) if self._mode == "kernel" else None
+        refused: dict[str, str] = {}
+        for name in (*(engine.imports if engine else ()), *learned.modules):
+            if name in learned.refused or name in refused:
+                continue
+            try:
+                group = preload.load(name)
+                if group is None:
+                    continue
+                if changed := self._changed_by_program(learned, group):
+                    refused[name] = f"the program changes {', '.join(sorted(changed))} before it"
+                    break
+                self._groups.append(group)
+            except preload.Refused as why:
+                refused[name] = str(why)
+        if refused:
+            latest = profile.load(self._profile_path)
+            latest.refused.update(refused)
+            profile.save(self._profile_path, latest)
+            self._begin_anew()
+        self._settle_imports()
+
+    def _changed_by_program(self, learned: profile.Profile, group: preload.Group) -> set[str]:
+        """Variables that the import reads, and that the program had set otherwise by then."""
+        then = learned.changed_before(group.name)
+        return {
+            name
+            for name, value in then.items()
+            if group.concerns(name) and value != profile.hash_of(os.environ.get(name))
+        }
+
+    def _settle_imports(self) -> None:
+        gc.collect()
+        gc.freeze()  # a collection in a fork then touches none of these pages
+        modules = [module for group in self._groups for module in group.modules.values()]
+        self._pids = become.own_pids(list(sys.modules.values()))
+        self._files = _stamps(modules)
+        self._census.loaded(sum(len(group.modules) for group in self._groups[1:]))
+
+    def _begin_anew(self) -> NoReturn:
+        """This process again, from its first line; programs that were forked stay its children."""
+        self._drop_standby()
+        passed = []
+        for _process, (pid, connection, _) in self._children.items():
+            connection.set_inheritable(True)
+            passed.append(f"{pid}:{connection.fileno()}")
+        os.set_inheritable(self._lock, True)
+        boot = os.path.join(os.path.dirname(__file__), "boot.py")
+        os.execv(sys.executable, [sys.executable, boot, "zygote", *self._words[:5], *passed])
+
+    # --- the loop
+
+    def serve(self) -> NoReturn:
+        """Until it retires."""
+        try:
+            self._load()
+            if (why := preload.unfit()) is not None:
+                raise Retire(why)
+            self._listener = listener = _listen(self._socket_path)
+            self._identity = profile.stamp_of(self._socket_path)[:2]
+            self._census.make_room()
+            while True:
+                self._turn(listener)
+        except Retire as why:
+            self._retire(str(why))
+
+    def _turn(self, listener: socket.socket) -> None:
+        poll = select.poll()
+        poll.register(listener, select.POLLIN)
+        for process in self._children:
+            poll.register(process, select.POLLIN)
+        if self._standby is not None:
+            poll.register(self._standby[1], select.POLLIN)
+        now = time.monotonic()
+        wait = _TICK if self._standby is not None else min(_TICK, max(0.0, self._standby_due - now))
+        ready = {descriptor for descriptor, _ in poll.poll(wait * 1000)}
+        for process in ready & self._children.keys():
+            self._bury(process)
+        if self._standby is not None and self._standby[1] in ready:
+            self._drop_standby()
+            self._standby_due = time.monotonic() + 10  # something kills it: don't spin
+        if listener.fileno() in ready:
+            if self._standby is None:
+                self._make_standby()
+            connection, _ = listener.accept()
+            self._answer(connection)
+        elif not ready:
+            self._idle()
+
+    def _idle(self) -> None:
+        now = time.monotonic()
+        if profile.stamp_of(self._socket_path)[:2] != self._identity:
+            raise Retire("its socket is gone")
+        if now - self._last_used > IDLE_EXIT:
+            raise Retire("it was not used for long")
+        if profile.stamp_of(self._profile_path) != self._seen:
+            self._drop_standby()
+            self._load()
+            if (why := preload.unfit()) is not None:
+                raise Retire(why)
+        if self._standby is None and now >= self._standby_due:
+            self._make_standby()
+        if (why := self._census.look(len(self._children))) is not None:
+            raise Retire(why)
+
+    # --- one request
+
+    def _answer(self, connection: socket.socket) -> None:
+        """Hands the request to a fork, or says why not. A peer that sends something else is only told so."""
+        connection.settimeout(2.0)
+        descriptors: list[int] = []
+        try:
+            _check_peer(connection)
+            word, descriptors, _flags, _ = socket.recv_fds(connection, 16, 253, socket.MSG_CMSG_CLOEXEC)
+            if word == b"retire":
+                raise Retire("another zygote needs its place")
+            if word != b"start" or len(descriptors) < 3:
+                raise wire.Malformed("no request")
+            request = wire.read(descriptors[0])
+            self._check(request)
+            self._hand_over(connection, descriptors)
+        except (wire.Malformed, OSError) as error:
+            _refuse(connection, f"{type(error).__name__}: {error}")
+        except Retire as why:
+            _refuse(connection, str(why))
+            raise
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _check(self, request: wire.Request) -> None:
+        """Raises Malformed for a request that is not this zygote's, Retire if it may serve none any more."""
+        if request.key != self._key:
+            raise wire.Malformed("it is for another environment")
+        for path, stamp in self._files.items():
+            if _stamp(path) != stamp:
+                raise Retire(f"{path} has changed")
+        if (why := preload.unfit()) is not None:
+            raise Retire(why)
+        if request.mode == "script" and (why := self._edited(request)) is not None:
+            raise wire.Malformed(why)
+
+    def _edited(self, request: wire.Request) -> str | None:
+        """A reason if the program may now change its environment before an import that was made ahead, or if a file
+        of its own would be imported in place of a library."""
+        learned = profile.load(self._profile_path)
+        for path, stamp in learned.files.items():
+            if profile.stamp_of(path) != stamp and profile.may_change_environment(path):
+                return f"{path} was edited, and may change the environment before an import"
+        script = os.path.realpath(request.target)
+        own = stash.names_in(os.path.dirname(script))
+        hidden = stash.Stash(self._groups).packages
+        if own & hidden:
+            return f"{min(own & hidden)} lies beside the script and would be imported in place of a library"
+        return None
+
+    def _hand_over(self, connection: socket.socket, descriptors: list[int]) -> None:
+        assert self._standby is not None
+        pid, process, channel = self._standby
+        self._standby = None
+        with channel:
+            socket.send_fds(channel, [b"start"], [connection.fileno(), *descriptors])
+        os.close(process)
+        self._adopt(pid, connection)
+        self._last_used = time.monotonic()
+        self._standby_due = self._last_used + _SETTLE
+        self._census.forked()
+
+    def _adopt(self, pid: int, connection: socket.socket) -> None:
+        self._children[os.pidfd_open(pid)] = (pid, connection, 0)
+
+    def _bury(self, process: int) -> None:
+        pid, connection, _ = self._children.pop(process)
+        os.close(process)
+        _, status = os.waitpid(pid, 0)
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(b"end %d" % status)
+
+    # --- standby
+
+    def _make_standby(self) -> None:
+        """Forks one. REQUIRES: no `with` and no `finally` up to the main module: a fork leaves through all of it."""
+        if (why := preload.unfit()) is not None:
+            raise Retire(why)
+        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid == 0:
+            # Objects that would close a number which is then another file's.
+            for owned in (mine, self._listener, *(connection for _, connection, _ in self._children.values())):
+                owned.detach()
+            _Standby(self, its).live()
+        its.close()
+        self._standby = (pid, os.pidfd_open(pid), mine)
+
+    def _drop_standby(self) -> None:
+        if self._standby is None:
+            return
+        pid, process, channel = self._standby
+        self._standby = None
+        channel.close()  # it ends by itself
+        os.close(process)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+    def _retire(self, why: str) -> NoReturn:
+        """Programs that still run are told of their end by nobody; their launchers know what to do."""
+        self._drop_standby()
+        self._census.retired(why)
+        with contextlib.suppress(OSError):
+            if profile.stamp_of(self._socket_path)[:2] == getattr(self, "_identity", None):
+                os.unlink(self._socket_path)
+        os._exit(0)
+
+
+class _Standby:
+    """The fork, from its first moment until it is a program."""
+
+    def __init__(self, zygote: Zygote, channel: socket.socket) -> None:
+        self._zygote = zygote
+        self._channel = channel
+
+    def live(self) -> NoReturn:
+        """Prepares, waits for a request, becomes what it says. Whatever fails here ends this process alone: the
+        launcher then starts plainly."""
+        try:
+            request, connection = self._wait()
+        except BaseException as error:
+            self._zygote._census.note(f"standby failed: {type(error).__name__}: {error}")
+            os._exit(70)
+        become.leave(request.mode, request.target, request.arguments)
+
+    def _wait(self) -> tuple[wire.Request, int]:
+        zygote = self._zygote
+        os.setsid()
+        channel = self._channel.detach()
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) not in (0, 1, 2, channel):
+                with contextlib.suppress(OSError):
+                    os.close(int(name))
+        hidden = stash.Stash(zygote._groups)
+        hidden.hide()
+        if zygote._mode == "kernel":
+            ENGINES[zygote._target].prepare()
+        waiting = socket.socket(fileno=channel)
+        _word, descriptors, _, _ = socket.recv_fds(waiting, 16, 253, socket.MSG_CMSG_CLOEXEC)
+        if not descriptors:
+            os._exit(0)  # the zygote is gone
+        waiting.close()
+        return self._become(hidden, descriptors)
+
+    def _become(self, hidden: stash.Stash, descriptors: list[int]) -> tuple[wire.Request, int]:
+        zygote = self._zygote
+        connection, memory, folder, life, *passed = descriptors
+        request = wire.read(memory)
+        connection, folder, life = become.place_descriptors(passed, request.descriptors, (connection, folder, life))
+        become.settle(request, hidden, folder, zygote._pids)
+        os.close(folder)
+        become.describe(request.mode, request.target, request.arguments)
+        zygote.at_end.append(hidden.outlive)
+        become.learn(zygote._profile_path, request.mode, request.target, hidden)
+        become.die_with(life, request.mode == "kernel")
+        become.announce(connection)
+        return request, connection
+
+
+def _listen(path: str) -> socket.socket:
+    """The lock is held, so whatever lies at `path` is nobody's any more."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(path)
+    os.chmod(path, 0o600)
+    listener.listen(64)
+    return listener
+
+
+def _check_peer(connection: socket.socket) -> None:
+    _pid, uid, _gid = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    if uid != os.geteuid():
+        raise wire.Malformed(f"user {uid} may not ask")
+
+
+def _refuse(connection: socket.socket, why: str) -> None:
+    with connection, contextlib.suppress(OSError):
+        connection.sendall(f"no {why}"[:1000].encode("utf-8", "replace"))
+
+
+def _quiet_streams() -> None:
+    """What an import writes is seen by the size of these files, and by nobody else."""
+    for number in (1, 2):
+        quiet = os.memfd_create("overmind-zygote-output", os.MFD_CLOEXEC)
+        os.dup2(quiet, number)
+        os.close(quiet)
+
+
+def _stamp(path: str) -> tuple[int, int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def _stamps(modules: list[ModuleType]) -> dict[str, Any]:
+    """Every file that was imported, every folder that packages are installed in, and what runs at an interpreter's
+    start."""
+    paths = {str(origin) for module in modules if (origin := _file_of(module)) is not None}
+    for folder in {os.path.abspath(each) for each in sys.path if os.path.isdir(each)}:
+        paths.add(folder)
+        with contextlib.suppress(OSError):
+            paths.update(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".pth"))
+    paths.update(str(_file_of(module)) for name, module in list(sys.modules.items()) if name.startswith("overmind"))
+    paths.add(sys.executable)
+    return {path: _stamp(path) for path in sorted(paths)}
+
+
+def _file_of(module: ModuleType) -> str | None:
+    try:
+        spec = vars(module).get("__spec__")
+    except TypeError:
+        return None
+    origin = getattr(spec, "origin", None)
+    return origin if isinstance(origin, str) and os.path.isabs(origin) else None

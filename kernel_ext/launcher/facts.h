@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: MIT
+// What a fork of a zygote inherits and can't change: two starts may share a zygote only if all of it is equal.
+#pragma once
+
+#include <string>
+
+#include "kernel_ext/launcher/options.h"
+
+namespace overmind::launcher {
+
+struct Place {
+  std::string key;      // all facts as text, compared in full by the zygote
+  std::string zygote;   // <instance_dir>/z<hash of key>: socket; with .lock and .json beside it
+  std::string profile;  // what starts of this kind have imported; shared by all environments
+};
+
+// The facts of this process as it was started. REQUIRES: called before anything of it is changed.
+Place place_of(const Options& options, const std::string& instance_dir);
+
+// Why this start is one that only a plain one can do exactly; empty if there is no such reason.
+std::string only_plain(const Options& options);
+
+}  // namespace overmind::launcher
