@@ -25,13 +25,9 @@ void forget_exception(const py::object& hook) {
     if (PySys_GetObject(name) != nullptr && PySys_SetObject(name, nullptr) != 0) PyErr_Clear();
 }
 
-// Returning makes the interpreter end with 1, or by SIGINT after a KeyboardInterrupt, as it does for any program. It
-// removes two names from __main__ on the way, which the program's own run has removed already.
+// Returning makes the interpreter end with 1, or by SIGINT after a KeyboardInterrupt, as it does for any program.
 void finish(bool failed) {
   if (!failed) Py_Exit(0);
-  py::dict names = py::module_::import("__main__").attr("__dict__");
-  for (const char* name : {"__file__", "__cached__"})
-    if (!names.contains(name)) names[name] = py::none();
 }
 
 void run_file(const std::string& path, const py::object& hook, const py::args&) {

@@ -37,17 +37,27 @@ def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:
 
 
 def processes_of(runtime: Path) -> list[psutil.Process]:
-    """Every process of the daemon of this runtime folder: its command line names the folder."""
+    """Every process of the daemon of this runtime folder, and of its zygotes: the command line names the folder.
+    A launcher's environment does."""
     found = []
     for process in psutil.process_iter(["name", "cmdline"]):
-        cmdline = process.info["cmdline"] or []
-        if any("overmindd" in part for part in cmdline[:1]) and any(str(runtime) in part for part in cmdline):
+        words = process.info["cmdline"] or [""]
+        ours = any("overmindd" in word for word in words[:1]) or any(word.endswith("zygote/boot.py") for word in words[:2])
+        if (ours and any(str(runtime) in word for word in words)) or (
+            words[0].endswith("/overmind-launch") and _environment(process).get("OVERMIND_RUNTIME_DIR") == str(runtime)
+        ):
             found.append(process)
     return found
 
 
+def _environment(process: psutil.Process) -> dict[str, str]:
+    with contextlib.suppress(psutil.Error):
+        return process.environ()
+    return {}
+
+
 def stop_daemon(runtime: Path) -> None:
-    """Ends the daemon of this folder, politely, then by its pid. Its segments go with it."""
+    """Ends the daemon of this folder and its zygotes, politely, then by their pids. Its segments go with it."""
     for process in processes_of(runtime):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
@@ -56,6 +66,11 @@ def stop_daemon(runtime: Path) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(alive, timeout=10)
+    # A start that ended just now may have left a zygote behind that was only beginning.
+    for process in processes_of(runtime):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+            process.wait(10)
 
 
 @pytest.fixture
@@ -63,7 +78,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A runtime folder of this test's own, in the environment of every process that it starts."""
     folder = Path(tempfile.mkdtemp(prefix=f"ov-{RUN}-", dir="/tmp"))  # short: a socket path has 107 characters at most
     monkeypatch.setenv("OVERMIND_RUNTIME_DIR", str(folder))
-    for name in ("OVERMIND_BUDGET", "OVERMIND_LOG", "OVERMIND_DISABLE"):
+    for name in ("OVERMIND_BUDGET", "OVERMIND_LOG", "OVERMIND_DISABLE", "OVERMIND_ZYGOTE"):
         monkeypatch.delenv(name, raising=False)
     yield folder
     stop_daemon(folder)

@@ -117,17 +117,6 @@ std::string kind_of(const Options& options) {
   return options.mode + ":" + options.target;
 }
 
-// Whether python would run it as source: not a folder, an archive or compiled code.
-bool is_plain_source(const std::string& path) {
-  struct stat info {};
-  if (::stat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode) || path.ends_with(".pyc")) return false;
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  char head[4] = {};
-  if (!fd.valid() || ::read(fd.get(), head, sizeof(head)) < 0) return false;
-  return std::memchr(head, '\0', static_cast<std::size_t>(std::min<off_t>(info.st_size, 4))) == nullptr &&
-         std::memcmp(head, "PK\3\4", 4) != 0 && head[2] != '\r';
-}
-
 // Entries that depend on the working folder, which a zygote doesn't share.
 bool has_relative_path(const char* list) {
   if (list == nullptr || *list == '\0') return false;
@@ -141,6 +130,16 @@ bool has_relative_path(const char* list) {
 }
 
 }  // namespace
+
+bool is_source(const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode) || path.ends_with(".pyc")) return false;
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  char head[4] = {};
+  if (!fd.valid() || ::read(fd.get(), head, sizeof(head)) < 0) return false;
+  return std::memchr(head, '\0', static_cast<std::size_t>(std::min<off_t>(info.st_size, 4))) == nullptr &&
+         std::memcmp(head, "PK\3\4", 4) != 0 && head[2] != '\r';
+}
 
 Place place_of(const Options& options, const std::string& instance_dir) {
   Place place;
@@ -157,8 +156,7 @@ Place place_of(const Options& options, const std::string& instance_dir) {
   return place;
 }
 
-std::string only_plain(const Options& options) {
-  if (options.mode == "script" && !is_plain_source(options.target)) return options.target + " is no file of source code";
+std::string only_plain() {
   if (has_relative_path(std::getenv("PYTHONPATH"))) return "PYTHONPATH has a relative path";
   for (const char* name : {"PYTHONINSPECT", "PYTHONPROFILEIMPORTTIME", "PYTHONTRACEMALLOC",
                            "PYTHONVERBOSE", "PYTHONDUMPREFS", "COVERAGE_PROCESS_START"}) {

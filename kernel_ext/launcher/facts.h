@@ -17,7 +17,10 @@ struct Place {
 // The facts of this process as it was started. REQUIRES: called before anything of it is changed.
 Place place_of(const Options& options, const std::string& instance_dir);
 
+// Whether python would run `path` as source: it is there, and no folder, archive or compiled code.
+bool is_source(const std::string& path);
+
 // Why this start is one that only a plain one can do exactly; empty if there is no such reason.
-std::string only_plain(const Options& options);
+std::string only_plain();
 
 }  // namespace overmind::launcher

@@ -63,11 +63,13 @@ std::string switched_off(const Config& config) {
 }
 
 int start(const Options& options, const Inherited& inherited) {
+  // A folder, an archive, a file that isn't there: the interpreter knows what to do.
+  if (options.mode == "script" && !is_source(options.target)) return run_bare(options).ok();
   const Result<Config> config = Config::from_environment();
   std::string reason = config.ok() ? switched_off(config.value()) : config.status().message();
   if (!reason.empty()) return run_plain(options, nullptr, "").ok();
   const std::string log_path = config.value().launcher_log_path();
-  reason = only_plain(options);
+  reason = only_plain();
   if (!reason.empty()) {
     log_line(log_path, "plain start of " + options.target + ": " + reason);
     return run_plain(options, nullptr, log_path).ok();

@@ -17,7 +17,7 @@ namespace overmind::launcher {
 namespace {
 
 void exec_python(const Options& options, const std::vector<std::string>& arguments) {
-  std::vector<std::string> words{options.python, options.boot};
+  std::vector<std::string> words{options.python};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
@@ -61,7 +61,7 @@ void detach(int keep) {
   file.reset();
   const int held = lock.value().release();
   ::fcntl(held, F_SETFD, 0);
-  exec_python(options, {"zygote", place.zygote, place.profile, std::to_string(held), options.mode, options.target});
+  exec_python(options, {options.boot, "zygote", place.zygote, place.profile, std::to_string(held), options.mode, options.target});
   ::_exit(1);
 }
 
@@ -86,13 +86,20 @@ int leave_behind(const Options& options, const Place& place) {
 Status run_plain(const Options& options, const Place* place, const std::string& log_path) {
   int ready = -1;
   if (place != nullptr) ready = leave_behind(options, *place);
-  std::vector<std::string> arguments{"plain", options.mode, options.target, place != nullptr ? place->profile : "",
+  std::vector<std::string> arguments{options.boot, "plain", options.mode, options.target, place != nullptr ? place->profile : "",
                                      std::to_string(ready)};
   arguments.insert(arguments.end(), options.argv.begin(), options.argv.end());
   exec_python(options, arguments);
   Status failed = errno_status("running " + options.python);
   log_line(log_path, failed.message());
   return failed;
+}
+
+Status run_bare(const Options& options) {
+  std::vector<std::string> arguments{options.target};
+  arguments.insert(arguments.end(), options.argv.begin(), options.argv.end());
+  exec_python(options, arguments);
+  return errno_status("running " + options.python);
 }
 
 void log_line(const std::string& log_path, const std::string& message) {

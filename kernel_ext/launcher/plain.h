@@ -16,6 +16,9 @@ namespace overmind::launcher {
 // becomes the zygote of that place, unless another one was first. Returns only if the interpreter can't be run.
 Status run_plain(const Options& options, const Place* place, const std::string& log_path);
 
+// Replaces this process by `python target arguments` and nothing else.
+Status run_bare(const Options& options);
+
 // One line for people who wonder: in the log, never on the streams of the user's program.
 void log_line(const std::string& log_path, const std::string& message);
 

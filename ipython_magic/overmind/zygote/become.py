@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from importlib.machinery import BuiltinImporter
+from types import ModuleType
 from typing import Any, NoReturn
 
 from overmind import _core
@@ -36,26 +37,16 @@ def leave(mode: str, target: str, arguments: Sequence[str]) -> NoReturn:
     """Runs the program in place of this one. REQUIRES: describe() was called, and no handler between here and the top."""
     shown = sys.excepthook
     if mode == "script":
-        sys.excepthook = functools.partial(_core.run_file, _absolute(target), shown)
+        sys.excepthook = functools.partial(_core.run_file, os.path.join(os.getcwd(), target), shown)
     elif mode == "module":
-        sys.excepthook = functools.partial(_core.run_call, functools.partial(_run_module, target), shown)
+        import runpy  # as the interpreter does for -m
+
+        module = functools.partial(runpy._run_module_as_main, target)  # type: ignore[attr-defined]
+        sys.excepthook = functools.partial(_core.run_call, module, shown)
     else:
         serve = functools.partial(ENGINES[target].serve, connection_file(arguments))
         sys.excepthook = functools.partial(_core.run_call, serve, shown)
     raise Leave
-
-
-def _absolute(path: str) -> str:
-    """As the interpreter does it: nothing but a leading "./" is tidied up."""
-    if path.startswith("/"):
-        return path
-    return os.path.join(os.getcwd(), path.removeprefix("./"))
-
-
-def _run_module(name: str) -> None:
-    import runpy
-
-    runpy._run_module_as_main(name)  # type: ignore[attr-defined]
 
 
 def connection_file(arguments: Sequence[str]) -> str:
@@ -82,13 +73,13 @@ def describe(mode: str, target: str, arguments: Sequence[str]) -> None:
         first = ""
     if first and not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, first)
-    main = vars(sys.modules["__main__"])
-    annotated = "__annotations__" in main
-    main.clear()
-    main.update(__name__="__main__", __doc__=None, __package__=None, __loader__=BuiltinImporter, __spec__=None)
+    # A new module: frames of the old one are held until the end, and a program's globals must not be.
+    annotated = "__annotations__" in vars(sys.modules["__main__"])
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__loader__ = BuiltinImporter
     if annotated:
-        main["__annotations__"] = {}
-    main["__builtins__"] = sys.modules["builtins"]
+        main.__annotations__ = {}
+    vars(main)["__builtins__"] = sys.modules["builtins"]
 
 
 def settle(request: Request, hidden: stash.Stash, folder: int, pids: Sequence[tuple[Any, str]]) -> None:

@@ -38,6 +38,8 @@ class Census:
             "running": 0,
         }
         self._looked = 0.0
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)  # of one that was killed
 
     def loaded(self, modules: int) -> None:
         """All imports are done."""

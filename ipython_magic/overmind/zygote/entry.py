@@ -23,11 +23,11 @@ def main(words: list[str], at_end: list[Callable[[], None]]) -> None:
 def _plain(mode: str, target: str, profile_path: str, ready: int, arguments: list[str]) -> None:
     _enable()
     native = frozenset(sys.modules)
-    from overmind.zygote import become, preload, profile, stash
+    from overmind.zygote import become, preload, profile
 
     if ready >= 0:
         ready = become.out_of_the_way(ready)
-    stash.Stash([preload.own(native)]).hide()
+    preload.forget(native)
     become.describe(mode, target, arguments)
     learner = profile.Learner(profile_path, mode, target) if profile_path else None
     profile.begin(learner, ready=ready)

@@ -14,7 +14,6 @@ import importlib
 import locale
 import logging
 import os
-import random
 import signal
 import socket
 import sys
@@ -81,7 +80,7 @@ def load(name: str) -> Group | None:
             importlib.import_module(name)
         except BaseException as error:  # whatever it is, the program shall see it itself
             raise Refused(f"it raised {type(error).__name__}: {error}") from None
-    changed = [part for part, value in _witness().items() if value != witness[part]]
+    changed = [part for part, value in _witness().items() if value != witness[part] and witness[part] is not None]
     if changed:
         raise Refused(f"importing it changed {', '.join(changed)}")
     group.modules = {each: module for each, module in sys.modules.items() if each not in before}
@@ -94,14 +93,15 @@ def load(name: str) -> Group | None:
     return group
 
 
-def own(native: frozenset[str]) -> Group:
-    """What this package itself needs beyond a program's `overmind.enable()`."""
-    mine = {
-        name: module
-        for name, module in sys.modules.items()
-        if name not in native and name.partition(".")[0] != "overmind"
-    }
-    return Group("overmind.zygote", mine)
+def forget(native: frozenset[str]) -> None:
+    """Takes out of sight what this package itself needed beyond a program's `overmind.enable()`: it keeps its copies,
+    and who imports one of them from here on gets one of his own."""
+    for name in [name for name in sys.modules if name not in native and name.partition(".")[0] != "overmind"]:
+        module = sys.modules.pop(name)
+        parent, _, child = name.rpartition(".")
+        owner = sys.modules.get(parent)
+        if owner is not None and vars(owner).get(child) is module:
+            delattr(owner, child)
 
 
 def _split_filters(group: Group, before: list[Any]) -> None:
@@ -182,9 +182,15 @@ def _witness() -> dict[str, object]:
         "the root logger": (root.level, list(root.handlers), logging.root.manager.disable),
         "the collector": (gc.isenabled(), gc.get_threshold()),
         "the limits of the interpreter": (sys.getrecursionlimit(), sys.getswitchinterval(), threading.stack_size()),
-        "the random numbers": hash(random.getstate()),
+        "the random numbers": _random_state(),
         "the time limit of sockets": socket.getdefaulttimeout(),
     }
+
+
+def _random_state() -> int | None:
+    """Of the program's `random`; the import of the module itself changes nothing."""
+    module = sys.modules.get("random")
+    return None if module is None else hash(module.getstate())
 
 
 def _threads() -> int:

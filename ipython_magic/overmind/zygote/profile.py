@@ -183,9 +183,10 @@ class Learner:
             self._write()
 
     def _write(self) -> None:
+        imported = list(sys.modules.items())
         origins = Origins()
         found, files = [], {}
-        for name, module in list(sys.modules.items()):
+        for name, module in imported:
             if name in self._native or name == "__main__" or name.partition(".")[0] == "overmind":
                 continue
             if origins.is_library(module):

@@ -60,7 +60,8 @@ class Zygote:
         self._last_used = time.monotonic()
         self._census = Census(self._socket_path, self._mode, self._target)
         _quiet_streams()
-        self._groups = [preload.own(native)]
+        self._groups: list[preload.Group] = []
+        preload.forget(native)
         self._seen: list[int] = []
 
     # --- imports
@@ -106,7 +107,7 @@ class Zygote:
         modules = [module for group in self._groups for module in group.modules.values()]
         self._pids = become.own_pids(list(sys.modules.values()))
         self._files = _stamps(modules)
-        self._census.loaded(sum(len(group.modules) for group in self._groups[1:]))
+        self._census.loaded(sum(len(group.modules) for group in self._groups))
 
     def _begin_anew(self) -> NoReturn:
         """This process again, from its first line; programs that were forked stay its children."""
