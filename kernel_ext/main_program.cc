@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -25,11 +26,6 @@ void forget_exception(const py::object& hook) {
     if (PySys_GetObject(name) != nullptr && PySys_SetObject(name, nullptr) != 0) PyErr_Clear();
 }
 
-// Returning makes the interpreter end with 1, or by SIGINT after a KeyboardInterrupt, as it does for any program.
-void finish(bool failed) {
-  if (!failed) Py_Exit(0);
-}
-
 void run_file(const std::string& path, const py::object& hook, const py::args&) {
   forget_exception(hook);
   std::FILE* file = std::fopen(path.c_str(), "rbe");
@@ -38,14 +34,20 @@ void run_file(const std::string& path, const py::object& hook, const py::args&) 
     Py_Exit(2);
   }
   PyCompilerFlags flags = _PyCompilerFlags_INIT;
-  finish(PyRun_AnyFileExFlags(file, path.c_str(), 1, &flags) != 0);
+  // Returning makes the interpreter end with 1, or by SIGINT after a KeyboardInterrupt, as it does for any program.
+  if (PyRun_AnyFileExFlags(file, path.c_str(), 1, &flags) == 0) Py_Exit(0);
 }
 
 void run_call(const py::object& function, const py::object& hook, const py::args&) {
   forget_exception(hook);
   PyObject* result = PyObject_CallNoArgs(function.ptr());
-  if (result == nullptr) PyErr_Print();  // exits here if it is SystemExit
-  finish(result == nullptr);
+  if (result != nullptr) Py_Exit(0);
+  const bool interrupted = PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0;
+  PyErr_Print();  // exits here if it is SystemExit
+  if (!interrupted) return;
+  Py_FinalizeEx();
+  ::signal(SIGINT, SIG_DFL);
+  ::raise(SIGINT);
 }
 
 struct Reporter {

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -68,5 +69,60 @@ def forked(runtime: Path, *words: str, **options: Any) -> Outcome:
     """`overmind run words`, which must be a fork of a zygote."""
     before = plain_starts(runtime)
     done = outcome(overmind_run(*words), **options)
-    assert plain_starts(runtime) == before, "it was a plain start"
+    assert plain_starts(runtime) == before, f"it was a plain start: {plain_starts(runtime)[-1]}"
     return done
+
+
+class Kernel:
+    """A kernel under a KernelManager, as a notebook server runs it. Use it in a `with`."""
+
+    def __init__(self, folder: Path, engine: str = "ipykernel", **options: Any) -> None:
+        from jupyter_client.kernelspec import KernelSpecManager
+        from jupyter_client.manager import KernelManager
+        from overmind import launch
+
+        spec = folder / "specs" / "under-test"
+        spec.mkdir(parents=True, exist_ok=True)
+        argv = launch.command("kernel", engine, "-f", "{connection_file}")
+        (spec / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "x", "language": "python"}))
+        specs = KernelSpecManager(kernel_dirs=[str(folder / "specs")], ensure_native_kernel=False)
+        self.manager = KernelManager(kernel_name="under-test", kernel_spec_manager=specs)
+        self.manager.start_kernel(**options)
+        self.client = self.manager.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+
+    def __enter__(self) -> Kernel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+    @property
+    def launcher(self) -> int:
+        return int(self.manager.provisioner.pid)  # type: ignore[union-attr]
+
+    def run(self, code: str, timeout: float = 60) -> str:
+        """Runs a cell; returns what it printed. AssertionError if it raised something else than KeyboardInterrupt."""
+        printed = []
+
+        def hook(message: dict[str, Any]) -> None:
+            if message["msg_type"] == "stream":
+                printed.append(message["content"]["text"])
+
+        reply = self.client.execute_interactive(code, timeout=timeout, output_hook=hook)["content"]
+        assert reply["status"] == "ok" or reply["ename"] == "KeyboardInterrupt", reply
+        return "".join(printed) + (reply["ename"] if reply["status"] != "ok" else "")
+
+    def restart(self) -> None:
+        self.manager.restart_kernel(now=False)
+        self.client.wait_for_ready(timeout=60)
+
+
+def warm_kernel(runtime: Path, folder: Path, cells: str = "1", engine: str = "ipykernel", **options: Any) -> None:
+    """Runs `cells` in a kernel that is started plainly, and returns when a zygote waits for the next."""
+    before = {row["pid"] for row in zygotes(runtime)}
+    with Kernel(folder, engine, **options) as kernel:
+        kernel.run(cells)
+    wait_for(lambda: bool({row["pid"] for row in zygotes(runtime)} - before), WARM_SECONDS, "a zygote waits for kernels")

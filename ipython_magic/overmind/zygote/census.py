@@ -116,7 +116,7 @@ def read(folder: str) -> list[dict[str, Any]]:
     for path in Path(folder).glob("z*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError):
             facts = json.loads(path.read_text())
-            if _lives(f"{facts['socket']}.lock"):
+            if _lives(f"{facts['socket']}.lock") and os.path.exists(f"/proc/{facts['pid']}"):
                 rows.append(facts)
     return rows
 

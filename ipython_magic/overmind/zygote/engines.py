@@ -2,12 +2,15 @@
 """The kernels that can be started: where their two functions are.
 
 `prepare()` does all that needs neither a connection nor anything of the request: it runs in a standby. `serve(file)`
-runs the kernel until it ends. `imports` are imported ahead for it in every zygote.
+runs the kernel until it ends. `imports` are imported ahead for it in every zygote. `environment` is what it sets
+before the user's first cell: imports ahead must see it.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -15,6 +18,7 @@ from dataclasses import dataclass
 class Engine:
     module: str
     imports: tuple[str, ...]
+    environment: Mapping[str, str]
 
     def prepare(self) -> None:
         importlib.import_module(self.module).prepare()
@@ -23,7 +27,18 @@ class Engine:
         importlib.import_module(self.module).serve(connection_file)
 
 
+# As ZMQInteractiveShell.init_environment() has it.
+_NOTEBOOK = {
+    "TERM": "xterm-color",
+    "CLICOLOR": "1",
+    "FORCE_COLOR": "1",
+    "CLICOLOR_FORCE": "1",
+    "PAGER": "cat",
+    "GIT_PAGER": "cat",
+    "MPLBACKEND": os.environ.get("MPLBACKEND", "module://matplotlib_inline.backend_inline"),
+}
+
 ENGINES = {
-    "xeus": Engine("overmind.kernel.app", ("IPython",)),
-    "ipykernel": Engine("overmind.zygote.ipykernel_engine", ("ipykernel.kernelapp",)),
+    "xeus": Engine("overmind.kernel.app", ("IPython",), _NOTEBOOK),
+    "ipykernel": Engine("overmind.zygote.ipykernel_engine", ("ipykernel.kernelapp",), _NOTEBOOK),
 }

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 from overmind.zygote import profile
@@ -18,13 +17,12 @@ def serve(connection_file: str) -> None:
     """Runs the kernel until it is shut down."""
     from ipykernel import kernelapp
 
-    # A fork's parent is the zygote, so ipykernel's own watch over the server would end it at once or never; the
+    # A fork's parent is the zygote: ipykernel's own watch over the server would end the kernel with the zygote. The
     # launcher, whose parent the server is, watches instead.
-    parent = os.environ.pop("JPY_PARENT_PID", None) if profile.forked() else None
-    sys.argv = [sys.argv[0], "-f", connection_file, *sys.argv[3:]]
-    app = kernelapp.IPKernelApp.instance()
+    watched = {"parent_handle": 0} if profile.forked() else {}
+    sys.argv = [sys.argv[0], "-f", connection_file]
+    app = kernelapp.IPKernelApp.instance(**watched)
     app.initialize(sys.argv[1:])
-    if parent is not None:
-        os.environ["JPY_PARENT_PID"] = parent
+    profile.kernel_is_made()
     app.shell.events.register("post_run_cell", lambda _result: profile.look())
     app.start()

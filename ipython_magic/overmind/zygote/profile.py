@@ -32,21 +32,21 @@ WRITES_ENVIRONMENT = re.compile(
 
 @dataclass
 class Profile:
-    """`modules`: name -> the session that imported it last, in order of import. `changed`: before the import of that
-    name, these variables differed from the start. `refused`: what must not be imported ahead, and why."""
+    """`modules`: name -> the session that imported it last, in order of import. `changed`: from
+    the import of that number on, these variables differed from the start. `refused`: what must not be imported ahead, and why."""
 
     session: int = 0
     modules: dict[str, int] = field(default_factory=dict)
-    changed: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    changed: list[tuple[int, dict[str, str]]] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     files: dict[str, list[int]] = field(default_factory=dict)
 
     def changed_before(self, name: str) -> dict[str, str]:
         """Hashes of the variables that had changed when `name` was imported."""
-        order = {each: index for index, each in enumerate(self.modules)}
+        number = next((at for at, each in enumerate(self.modules) if each == name), -1)
         found: dict[str, str] = {}
         for first, values in self.changed:
-            if order.get(first, 0) <= order.get(name, -1):
+            if first <= number:
                 found = values
         return found
 
@@ -59,7 +59,7 @@ def load(path: str) -> Profile:
         return Profile(
             int(value["session"]),
             {str(name): int(last) for name, last in value["modules"].items()},
-            [(str(name), dict(values)) for name, values in value["changed"]],
+            [(int(first), dict(values)) for first, values in value["changed"]],
             {str(name): str(why) for name, why in value["refused"].items()},
             {str(name): list(stamp) for name, stamp in value["files"].items()},
         )
@@ -138,7 +138,7 @@ class Learner:
         self._native = frozenset(sys.modules)
         self._start = self._environment()
         self._last: Mapping[str, str] = {}
-        self._changed: list[tuple[str, dict[str, str]]] = []
+        self._changed: list[tuple[int, dict[str, str]]] = []  # by the length of sys.modules
         self._refused: dict[str, str] = {}
         self._session: int | None = None
         self._count = 0
@@ -156,6 +156,10 @@ class Learner:
         sys.meta_path.insert(0, self)
         atexit.register(self.note)
 
+    def rebase(self) -> None:
+        """What the environment is now, it is at the start."""
+        self._start, self._last, self._changed = self._environment(), {}, []
+
     def conflict(self, name: str, why: str) -> None:
         """`name` must not be imported ahead in later zygotes of this kind."""
         self._refused[name] = why
@@ -172,7 +176,7 @@ class Learner:
         }
         if changed != self._last:
             self._last = changed
-            self._changed.append((fullname, changed))
+            self._changed.append((len(sys.modules), changed))
 
     def note(self) -> None:
         """Writes what was learned, if anything was. Cheap when nothing new was imported. Never raises."""
@@ -186,7 +190,9 @@ class Learner:
         imported = list(sys.modules.items())
         origins = Origins()
         found, files = [], {}
+        numbers = [0]  # of library modules among the first of sys.modules
         for name, module in imported:
+            numbers.append(len(found))
             if name in self._native or name == "__main__" or name.partition(".")[0] == "overmind":
                 continue
             if origins.is_library(module):
@@ -199,10 +205,11 @@ class Learner:
         if self._session is None:
             self._session = old.session + 1
         modules = dict.fromkeys(found, self._session)
+        changed = [(numbers[min(first, len(numbers) - 1)], values) for first, values in self._changed]
         if self._mode == "kernel":
             kept = {name: last for name, last in old.modules.items() if last > self._session - KERNEL_SESSIONS}
             modules = {**kept, **modules}
-        save(self._path, Profile(self._session, modules, self._changed, {**old.refused, **self._refused}, files))
+        save(self._path, Profile(self._session, modules, changed, {**old.refused, **self._refused}, files))
 
 
 _learner: Learner | None = None
@@ -216,6 +223,12 @@ def begin(learner: Learner | None, *, ready: int = -1, forked: bool = False) -> 
     _learner, _ready, _forked = learner, ready, forked
     if learner is not None:
         learner.watch()
+
+
+def kernel_is_made() -> None:
+    """What an engine itself did to the environment is not the program's doing."""
+    if _learner is not None:
+        _learner.rebase()
 
 
 def forked() -> bool:

@@ -22,12 +22,15 @@ from typing import Any, NoReturn
 
 from overmind.zygote import become, preload, profile, stash, wire
 from overmind.zygote.census import Census
-from overmind.zygote.engines import ENGINES
+from overmind.zygote.engines import ENGINES, Engine
 
 _PEER = struct.Struct("3i")
 _TICK = 1.0  # seconds between looks at the profile, the socket and the memory
 _SETTLE = 0.3  # seconds after a start until the next standby is made: the program's own start comes first
 IDLE_EXIT = 4 * 3600.0  # seconds without a start
+
+
+_CHANGED = "the program changes "
 
 
 class Retire(Exception):
@@ -70,27 +73,40 @@ class Zygote:
         """Imports what the profile says; if one of them is refused, notes it and begins anew without it."""
         self._seen = profile.stamp_of(self._profile_path)
         learned = profile.load(self._profile_path)
-        engine = ENGINES.get(self._target) if self._mode == "kernel" else None
         refused: dict[str, str] = {}
-        for name in (*(engine.imports if engine else ()), *learned.modules):
-            if name in learned.refused or name in refused:
-                continue
-            try:
-                group = preload.load(name)
-                if group is None:
+        if self._mode == "kernel" and not self._groups:
+            self._load_engine(ENGINES[self._target], learned, refused)
+        for name in learned.modules:
+            why = learned.refused.get(name) or refused.get(name)
+            if why is None and (group := self._import(name, refused)) is not None:
+                changed = self._changed_by_program(learned, group)
+                if not changed:
+                    self._groups.append(group)
                     continue
-                if changed := self._changed_by_program(learned, group):
-                    refused[name] = f"the program changes {', '.join(sorted(changed))} before it"
-                    break
-                self._groups.append(group)
-            except preload.Refused as why:
-                refused[name] = str(why)
+                why = refused[name] = f"{_CHANGED}{', '.join(sorted(changed))} before it"
+            if why is not None and why.startswith(_CHANGED):
+                break  # whatever comes later may have looked at it through this one
         if refused:
             latest = profile.load(self._profile_path)
             latest.refused.update(refused)
             profile.save(self._profile_path, latest)
             self._begin_anew()
         self._settle_imports()
+
+    def _load_engine(self, engine: Engine, learned: profile.Profile, refused: dict[str, str]) -> None:
+        for name in engine.imports:
+            if name not in learned.refused and (group := self._import(name, refused)) is not None:
+                self._groups.append(group)
+        if self._groups:
+            self._groups[-1].environment.update(engine.environment)
+        os.environ.update(engine.environment)
+
+    def _import(self, name: str, refused: dict[str, str]) -> preload.Group | None:
+        try:
+            return preload.load(name)
+        except preload.Refused as why:
+            refused[name] = str(why)
+            return None
 
     def _changed_by_program(self, learned: profile.Profile, group: preload.Group) -> set[str]:
         """Variables that the import reads, and that the program had set otherwise by then."""

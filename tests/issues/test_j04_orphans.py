@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: MIT
+"""J04: a kernel ends with its server and its launcher, and lives on without its zygote; nothing is left of many."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+from conftest import wait_for
+from starts import Kernel, plain_starts, warm_kernel, zygotes
+
+ROUNDS = 8  # `python tests/benchmarks/restarts.py --rounds 200` does more
+
+SERVER = """
+import sys
+from pathlib import Path
+from starts import Kernel
+kernel = Kernel(Path(sys.argv[1]))
+print(kernel.run("import os; print(os.getpid())").strip(), kernel.launcher, flush=True)
+sys.stdin.read()
+"""
+
+
+def _gone(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    return True
+
+
+def test_the_server_is_killed(runtime: Path, folder: Path) -> None:
+    warm_kernel(runtime, folder)
+    tests = str(Path(__file__).resolve().parents[1])
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": tests},
+    )
+    assert server.stdout is not None and server.stdin is not None
+    kernel, launcher = map(int, server.stdout.readline().split())
+    assert not _gone(kernel) and kernel != launcher
+    server.kill()
+    server.wait()
+    server.stdin.close()
+    server.stdout.close()
+    wait_for(lambda: _gone(kernel) and _gone(launcher), 5, "kernel and launcher have ended")
+
+
+def test_the_zygote_is_killed(runtime: Path, folder: Path) -> None:
+    warm_kernel(runtime, folder)
+    with Kernel(folder) as kernel:
+        kernel.run("x = 1")
+        for row in zygotes(runtime):
+            os.kill(row["pid"], signal.SIGKILL)
+        assert kernel.run("print(x)") == "1\n"
+        kernel.restart()  # plainly
+        assert kernel.run("print(2)") == "2\n"
+
+
+def test_the_launcher_is_killed(runtime: Path, folder: Path) -> None:
+    warm_kernel(runtime, folder)
+    with Kernel(folder) as kernel:
+        pid, child = map(
+            int,
+            kernel.run(
+                "import os, subprocess; p = subprocess.Popen(['sleep', '300']); print(os.getpid(), p.pid)"
+            ).split(),
+        )
+        os.kill(kernel.launcher, signal.SIGKILL)
+        wait_for(lambda: _gone(pid) and _gone(child), 5, "the kernel and its child have ended")
+        assert not kernel.manager.is_alive()
+
+
+def test_the_kernel_is_killed(runtime: Path, folder: Path) -> None:
+    warm_kernel(runtime, folder)
+    with Kernel(folder) as kernel:
+        os.kill(int(kernel.run("import os; print(os.getpid())")), signal.SIGKILL)
+        wait_for(lambda: not kernel.manager.is_alive(), 5, "the launcher has ended")
+
+
+def test_many_restarts_leave_nothing(runtime: Path, folder: Path) -> None:
+    warm_kernel(runtime, folder)
+    starts = plain_starts(runtime)
+    (zygote,) = zygotes(runtime)
+    with Kernel(folder) as kernel:
+        descriptors = []
+        for _ in range(ROUNDS):
+            kernel.restart()
+            kernel.run("pass")
+            descriptors.append(len(os.listdir(f"/proc/{zygote['pid']}/fd")))
+        assert plain_starts(runtime) == starts, "one was a plain start"
+    assert max(descriptors) <= min(descriptors[:2]) + 3, descriptors
+    wait_for(lambda: len(_family(zygote["pid"])) <= 1, 10, "only a standby is left")
+    assert [each.status() for each in _family(zygote["pid"])].count(psutil.STATUS_ZOMBIE) == 0
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
