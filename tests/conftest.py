@@ -42,7 +42,9 @@ def processes_of(runtime: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["name", "cmdline"]):
         words = process.info["cmdline"] or [""]
-        ours = any("overmindd" in word for word in words[:1]) or any(word.endswith("zygote/boot.py") for word in words[:2])
+        ours = any("overmindd" in word for word in words[:1]) or any(
+            word.endswith("zygote/boot.py") for word in words[:2]
+        )
         if (ours and any(str(runtime) in word for word in words)) or (
             words[0].endswith("/overmind-launch") and _environment(process).get("OVERMIND_RUNTIME_DIR") == str(runtime)
         ):

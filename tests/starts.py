@@ -56,7 +56,9 @@ def warm(runtime: Path, *words: str, **options: Any) -> Outcome:
     """Runs it plainly once, and returns when its zygote waits for the next start."""
     before = {row["pid"] for row in zygotes(runtime)}
     done = outcome(overmind_run(*words), **options)
-    wait_for(lambda: bool({row["pid"] for row in zygotes(runtime)} - before), WARM_SECONDS, f"a zygote waits for {words}")
+    wait_for(
+        lambda: bool({row["pid"] for row in zygotes(runtime)} - before), WARM_SECONDS, f"a zygote waits for {words}"
+    )
     return done
 
 
@@ -125,4 +127,6 @@ def warm_kernel(runtime: Path, folder: Path, cells: str = "1", engine: str = "ip
     before = {row["pid"] for row in zygotes(runtime)}
     with Kernel(folder, engine, **options) as kernel:
         kernel.run(cells)
-    wait_for(lambda: bool({row["pid"] for row in zygotes(runtime)} - before), WARM_SECONDS, "a zygote waits for kernels")
+    wait_for(
+        lambda: bool({row["pid"] for row in zygotes(runtime)} - before), WARM_SECONDS, "a zygote waits for kernels"
+    )

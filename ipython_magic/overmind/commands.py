@@ -89,10 +89,18 @@ def stats(here: bool = True) -> dict[str, Any]:
         asked = figures["hits"] + figures["misses"]
         figures["hit_rate"] = figures["hits"] / asked if asked else 0.0
         figures["native_seconds_served"] = sum(entry["hits"] * entry["native_seconds"] for entry in rows)
-    found: dict[str, Any] = {"store": figures, "entries": rows}
+    found: dict[str, Any] = {"store": figures, "entries": rows, "zygotes": zygotes()}
     if here:
         found["process"] = records.totals()
     return found
+
+
+def zygotes() -> list[dict[str, Any]]:
+    """The processes that wait with their imports done, the one used last first."""
+    from overmind.zygote import census
+
+    rows = census.read(_core.config().instance_dir)
+    return sorted(rows, key=lambda row: float(row["last_used"]), reverse=True)
 
 
 def why(count: int, here: bool = True) -> list[dict[str, Any]]:

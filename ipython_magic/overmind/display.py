@@ -169,6 +169,7 @@ def stats_text(found: Row) -> str:
     lines = []
     if found.get("process"):
         lines.append(_process_line(found["process"]))
+    lines.extend(zygotes_lines(found.get("zygotes") or ()))
     store = found["store"]
     if store is None:
         return "\n".join([*lines, "no daemon is running; the first load starts one"])
@@ -185,6 +186,15 @@ def _process_line(process: Row) -> str:
         f"this process: {process['loads']} loads, {process['hits']} hits ({process['hit_rate']:.0%}), "
         f"{process['misses']} misses, {process['bypasses']} bypasses; {duration(process['seconds_saved'])} saved"
     )
+
+
+def zygotes_lines(rows: Sequence[Row]) -> list[str]:
+    """One line for each zygote."""
+    return [
+        f"zygote {row['pid']} for {row['mode']} {clean(row['target'])}: {row['modules']} modules imported, "
+        f"{size(row['memory'])}, {row['forks']} started, {row['running']} running, used {ago(row['last_used'])}"
+        for row in rows
+    ]
 
 
 def _store_line(store: Row) -> str:
@@ -239,6 +249,7 @@ def stats_html(found: Row) -> str:
     parts = []
     if found.get("process"):
         parts.append(f"<p>{_text(_process_line(found['process']))}</p>")
+    parts.extend(f"<p>{_text(line)}</p>" for line in zygotes_lines(found.get("zygotes") or ()))
     store = found["store"]
     if store is None:
         parts.append("<p>no daemon is running; the first load starts one</p>")

@@ -26,11 +26,34 @@ namespace {
 
 // Variables that differ from one terminal or kernel to the next and that no import reads into a module. Any other
 // variable that differs makes another zygote: which of them an import reads can't be known from outside.
-constexpr std::string_view kFree[] = {
-    "COLORTERM", "COLUMNS", "DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "GPG_TTY", "INVOCATION_ID", "JOURNAL_STREAM",
-    "JPY_PARENT_PID", "JPY_SESSION_NAME", "KERNEL_ID", "LINES", "MEMORY_PRESSURE_WATCH", "MEMORY_PRESSURE_WRITE",
-    "OLDPWD", "OVERMIND_BUDGET", "OVERMIND_LOG", "PWD", "PYTEST_CURRENT_TEST", "SHLVL", "STY", "SYSTEMD_EXEC_PID",
-    "TERM_SESSION_ID", "TMUX", "TMUX_PANE", "WINDOW", "WINDOWID", "XDG_SESSION_ID", "_"};
+constexpr std::string_view kFree[] = {"COLORTERM",
+                                      "COLUMNS",
+                                      "DBUS_SESSION_BUS_ADDRESS",
+                                      "DISPLAY",
+                                      "GPG_TTY",
+                                      "INVOCATION_ID",
+                                      "JOURNAL_STREAM",
+                                      "JPY_PARENT_PID",
+                                      "JPY_SESSION_NAME",
+                                      "KERNEL_ID",
+                                      "LINES",
+                                      "MEMORY_PRESSURE_WATCH",
+                                      "MEMORY_PRESSURE_WRITE",
+                                      "OLDPWD",
+                                      "OVERMIND_BUDGET",
+                                      "OVERMIND_LOG",
+                                      "PWD",
+                                      "PYTEST_CURRENT_TEST",
+                                      "SHLVL",
+                                      "STY",
+                                      "SYSTEMD_EXEC_PID",
+                                      "TERM_SESSION_ID",
+                                      "TMUX",
+                                      "TMUX_PANE",
+                                      "WINDOW",
+                                      "WINDOWID",
+                                      "XDG_SESSION_ID",
+                                      "_"};
 constexpr std::string_view kFreePrefixes[] = {"SSH_", "VSCODE_"};
 
 bool is_free(std::string_view entry) {
@@ -76,8 +99,8 @@ void add_environment(std::string& key) {
 
 // Credentials, capabilities, seccomp, affinity.
 void add_status(std::string& key) {
-  constexpr std::string_view kFields[] = {"Uid:", "Gid:", "Groups:", "NoNewPrivs:", "Seccomp:", "Cap",
-                                          "Cpus_allowed:", "Mems_allowed:", "THP_enabled:", "Speculation"};
+  constexpr std::string_view kFields[] = {"Uid:", "Gid:",          "Groups:",       "NoNewPrivs:",  "Seccomp:",
+                                          "Cap",  "Cpus_allowed:", "Mems_allowed:", "THP_enabled:", "Speculation"};
   const std::string status = read_file("/proc/self/status");
   for (std::size_t at = 0; at < status.size();) {
     const std::size_t end = std::min(status.find('\n', at), status.size());
@@ -113,7 +136,8 @@ std::string hash_of(std::string_view text) {
 std::string kind_of(const Options& options) {
   std::error_code ignored;
   if (options.mode == "script") return "script:" + std::filesystem::canonical(options.target, ignored).string();
-  if (options.mode == "module") return "module:" + options.target + ":" + std::filesystem::current_path(ignored).string();
+  if (options.mode == "module")
+    return "module:" + options.target + ":" + std::filesystem::current_path(ignored).string();
   return options.mode + ":" + options.target;
 }
 
@@ -158,8 +182,8 @@ Place place_of(const Options& options, const std::string& instance_dir) {
 
 std::string only_plain() {
   if (has_relative_path(std::getenv("PYTHONPATH"))) return "PYTHONPATH has a relative path";
-  for (const char* name : {"PYTHONINSPECT", "PYTHONPROFILEIMPORTTIME", "PYTHONTRACEMALLOC",
-                           "PYTHONVERBOSE", "PYTHONDUMPREFS", "COVERAGE_PROCESS_START"}) {
+  for (const char* name : {"PYTHONINSPECT", "PYTHONPROFILEIMPORTTIME", "PYTHONTRACEMALLOC", "PYTHONVERBOSE",
+                           "PYTHONDUMPREFS", "COVERAGE_PROCESS_START"}) {
     const char* value = std::getenv(name);
     if (value != nullptr && *value != '\0') return std::string(name) + " is set";
   }

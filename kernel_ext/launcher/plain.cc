@@ -56,12 +56,14 @@ void detach(int keep) {
   if (!lock.ok()) ::_exit(1);
   const std::string key_path = place.zygote + ".key";
   UniqueFd file(::open(key_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600));
-  if (!file.valid() || ::write(file.get(), place.key.data(), place.key.size()) != static_cast<ssize_t>(place.key.size()))
+  if (!file.valid() ||
+      ::write(file.get(), place.key.data(), place.key.size()) != static_cast<ssize_t>(place.key.size()))
     ::_exit(1);
   file.reset();
   const int held = lock.value().release();
   ::fcntl(held, F_SETFD, 0);
-  exec_python(options, {options.boot, "zygote", place.zygote, place.profile, std::to_string(held), options.mode, options.target});
+  exec_python(options, {options.boot, "zygote", place.zygote, place.profile, std::to_string(held), options.mode,
+                        options.target});
   ::_exit(1);
 }
 
@@ -86,8 +88,9 @@ int leave_behind(const Options& options, const Place& place) {
 Status run_plain(const Options& options, const Place* place, const std::string& log_path) {
   int ready = -1;
   if (place != nullptr) ready = leave_behind(options, *place);
-  std::vector<std::string> arguments{options.boot, "plain", options.mode, options.target, place != nullptr ? place->profile : "",
-                                     std::to_string(ready)};
+  std::vector<std::string> arguments{
+      options.boot,         "plain", options.mode, options.target, place != nullptr ? place->profile : "",
+      std::to_string(ready)};
   arguments.insert(arguments.end(), options.argv.begin(), options.argv.end());
   exec_python(options, arguments);
   Status failed = errno_status("running " + options.python);

@@ -20,7 +20,7 @@
 namespace overmind::launcher {
 namespace {
 
-constexpr double kAnswerSeconds = 3;
+constexpr double kAnswerSeconds = 2;
 constexpr std::size_t kMostDescriptors = 240;  // SCM_RIGHTS takes 253
 
 using Strings = std::vector<std::string>;
@@ -125,7 +125,7 @@ Result<Started> await_start(UniqueFd connection, UniqueFd life) {
   if (answer.starts_with("run ")) std::from_chars(answer.data() + 4, answer.data() + answer.size(), pid);
   if (pid > 0 && process.valid()) return Started{std::move(connection), std::move(life), std::move(process), pid};
   if (answer.starts_with("no ")) return Status(Code::kUnavailable, answer.substr(3));
-  return Status(Code::kTimeout, "it did not answer in time");
+  return Status(Code::kTimeout, "its zygote gave no start");
 }
 
 }  // namespace
@@ -156,6 +156,13 @@ Result<Started> ask(const Options& options, const Place& place, const Inherited&
   if (passed.size() > kMostDescriptors) return Status(Code::kExhausted, "more descriptors than one message takes");
   Result<UniqueFd> connection = connect_checked(place.zygote);
   if (!connection.ok()) return connection.status();
+  // Descriptors go only to a zygote that is awake: one that hangs would hold them open.
+  if (!wait_for(connection.value().get(), POLLIN, deadline_in(kAnswerSeconds)).ok()) {
+    return Status(Code::kTimeout, "its zygote did not answer in time");
+  }
+  if (const std::string word = receive_message(connection.value().get(), nullptr); word != "ready") {
+    return Status(Code::kUnavailable, word.starts_with("no ") ? word.substr(3) : "its zygote is gone");
+  }
   const UniqueFd folder(::open(".", O_PATH | O_DIRECTORY | O_CLOEXEC));
   if (!folder.valid()) return errno_status("opening the working folder");
   int ends[2];

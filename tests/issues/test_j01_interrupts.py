@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-import pytest
 from conftest import wait_for
 from starts import Kernel, plain_starts, warm_kernel
 
@@ -64,8 +63,7 @@ def _is_asleep(pid: int) -> Callable[[], bool]:
     return check
 
 
-@pytest.mark.parametrize("number", [1])
-def test_a_group_of_its_own(runtime: Path, folder: Path, number: int) -> None:
+def test_a_group_of_its_own(runtime: Path, folder: Path) -> None:
     warm_kernel(runtime, folder)
     with Kernel(folder) as kernel:
         pid, group, session = map(int, kernel.run("import os; print(os.getpid(), os.getpgrp(), os.getsid(0))").split())

@@ -19,6 +19,7 @@ ROUNDS = 8  # `python tests/benchmarks/restarts.py --rounds 200` does more
 SERVER = """
 import sys
 from pathlib import Path
+sys.path.insert(0, sys.argv[2])
 from starts import Kernel
 kernel = Kernel(Path(sys.argv[1]))
 print(kernel.run("import os; print(os.getpid())").strip(), kernel.launcher, flush=True)
@@ -36,11 +37,10 @@ def test_the_server_is_killed(runtime: Path, folder: Path) -> None:
     warm_kernel(runtime, folder)
     tests = str(Path(__file__).resolve().parents[1])
     server = subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(folder)],
+        [sys.executable, "-c", SERVER, str(folder), tests],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": tests},
     )
     assert server.stdout is not None and server.stdin is not None
     kernel, launcher = map(int, server.stdout.readline().split())

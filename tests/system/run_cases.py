@@ -26,7 +26,9 @@ def double(x):
 
 def argv():
     print(sys.argv, sys.path[0], __file__, __name__, __spec__, __doc__[:8], sorted(globals())[:12])
-    print(type(__loader__).__name__, __loader__.path, __builtins__.__name__, sys.modules["__main__"].__dict__ is globals())
+    print(
+        type(__loader__).__name__, __loader__.path, __builtins__.__name__, sys.modules["__main__"].__dict__ is globals()
+    )
 
 
 def frames():
@@ -155,7 +157,13 @@ def locales():
 
 def flags():
     print(sys.flags, sys.executable, sys.prefix, sys.orig_argv[1:], sys.warnoptions, sys._xoptions)
-    print(sys.getrecursionlimit(), sys.getswitchinterval(), sys.dont_write_bytecode, sys.gettrace(), sys.ps1 if hasattr(sys, "ps1") else None)
+    print(
+        sys.getrecursionlimit(),
+        sys.getswitchinterval(),
+        sys.dont_write_bytecode,
+        sys.gettrace(),
+        sys.ps1 if hasattr(sys, "ps1") else None,
+    )
     print([name for name in ("last_type", "last_value", "last_traceback", "last_exc") if hasattr(sys, name)])
     print(sys.excepthook is sys.__excepthook__, sys.displayhook is sys.__displayhook__)
 
@@ -175,8 +183,8 @@ def warning():
     import warnings
 
     print([(each[0], each[2].__name__, each[3], each[4]) for each in warnings.filters])
-    warnings.warn("from the script")
-    warnings.warn("old", DeprecationWarning)
+    warnings.warn("from the script", stacklevel=2)
+    warnings.warn("old", DeprecationWarning, stacklevel=2)
 
 
 def random_numbers():

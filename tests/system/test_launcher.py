@@ -226,7 +226,7 @@ def test_what_is_no_script(place: tuple[Path, Path], tmp_path: Path) -> None:
 
 def test_a_terminal(place: tuple[Path, Path]) -> None:
     """Ctrl-C and Ctrl-Z come from the terminal to the launcher's group, and reach the program's."""
-    runtime, script = place
+    _runtime, script = place
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(overmind_run()[0], overmind_run(str(script), "child"))

@@ -88,7 +88,9 @@ def test_the_same_as_python(place: tuple[Path, Path], words: list[str]) -> None:
 
 def _normal(found: Outcome) -> Outcome:
     """Without the switch that the plain start is told to be one with."""
-    return Outcome(found.code, found.out.replace("('OVERMIND_ZYGOTE', '0'), ", "").replace(", 'OVERMIND_ZYGOTE'", ""), found.err)
+    return Outcome(
+        found.code, found.out.replace("('OVERMIND_ZYGOTE', '0'), ", "").replace(", 'OVERMIND_ZYGOTE'", ""), found.err
+    )
 
 
 def test_a_relative_name_from_another_folder(place: tuple[Path, Path], tmp_path: Path) -> None:
@@ -107,7 +109,7 @@ def test_standard_input(place: tuple[Path, Path]) -> None:
 
 
 def test_streams_that_are_files(place: tuple[Path, Path], tmp_path: Path) -> None:
-    runtime, script = place
+    _runtime, script = place
     (tmp_path / "in").write_text("abc\ndef\n")
     texts = []
     for command in (overmind_run(str(script), "streams"), [os.sys.executable, str(script), "streams"]):  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import functools
 import io
+import itertools
 import linecache
 import os
 import re
@@ -16,7 +17,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.machinery import BuiltinImporter
 from types import ModuleType
 from typing import Any, NoReturn
@@ -34,7 +35,7 @@ class Leave(BaseException):
 
 
 def leave(mode: str, target: str, arguments: Sequence[str]) -> NoReturn:
-    """Runs the program in place of this one. REQUIRES: describe() was called, and no handler between here and the top."""
+    """Runs the program in place of this one. REQUIRES: describe() was called; no handler from here to the top."""
     shown = sys.excepthook
     if mode == "script":
         sys.excepthook = functools.partial(_core.run_file, os.path.join(os.getcwd(), target), shown)
@@ -51,7 +52,7 @@ def leave(mode: str, target: str, arguments: Sequence[str]) -> NoReturn:
 
 def connection_file(arguments: Sequence[str]) -> str:
     """The FILE of `-f FILE`."""
-    for flag, value in zip(arguments, arguments[1:], strict=False):
+    for flag, value in itertools.pairwise(arguments):
         if flag == "-f":
             return value
     raise SystemExit("overmind-launch: a kernel needs -f CONNECTION_FILE")
@@ -96,8 +97,8 @@ def settle(request: Request, hidden: stash.Stash, folder: int, pids: Sequence[tu
     for number in request.ignored - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, request.blocked)
-    for owner, name in pids:
-        owner[name] = os.getpid()
+    for owner, held in pids:
+        owner[held] = os.getpid()
     main = threading.main_thread()
     if hasattr(main, "_set_native_id"):
         main._set_native_id()
@@ -114,7 +115,7 @@ def reopen(stream: Any, number: int) -> None:
     encoding, errors, name = stream.encoding, stream.errors, stream.name
     stream.detach()
     writes = number > 0
-    buffer: Any = io.open(number, "wb" if writes else "rb", 0 if unbuffered and writes else -1, closefd=False)
+    buffer: Any = open(number, "wb" if writes else "rb", 0 if unbuffered and writes else -1, closefd=False)  # noqa: SIM115
     raw = buffer if isinstance(buffer, io.FileIO) else buffer.raw
     raw.name = name
     stream.__init__(

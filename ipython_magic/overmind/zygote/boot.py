@@ -13,6 +13,6 @@ atexit.register(lambda calls: [call() for call in calls], at_end)  # registered 
 if not getattr(sys.flags, "safe_path", False):
     del sys.path[0]  # this file's folder
 
-from overmind.zygote import entry
+from overmind.zygote import entry  # noqa: E402
 
 entry.main(sys.argv[1:], at_end)

@@ -15,7 +15,7 @@ def main(words: list[str], at_end: list[Callable[[], None]]) -> None:
     `zygote SOCKET PROFILE LOCK_FD MODE TARGET [PID:FD]...`. Returns only by an exception: overmind.zygote.become.Leave
     for a program to run. `at_end`: called after all that atexit calls."""
     if words[0] == "plain":
-        _plain(*words[1:4], int(words[4]), words[5:])
+        _plain(words[1], words[2], words[3], int(words[4]), words[5:])
     else:
         _zygote(words[1:], at_end)
 

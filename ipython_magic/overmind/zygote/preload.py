@@ -62,12 +62,12 @@ class Group:
         return self.reads_all and any(package.upper() in name.upper() for package in self.packages if len(package) > 2)
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """The import did what a fork can't do again; its text says what."""
 
 
 def load(name: str) -> Group | None:
-    """Imports `name`; None if it is there already. Raises Refused, after which this process is no longer clean."""
+    """Imports `name`; None if it is there already. Raises RefusedError, after which this process is no longer clean."""
     if name in sys.modules:
         return None
     group = Group(name)
@@ -79,16 +79,18 @@ def load(name: str) -> Group | None:
         try:
             importlib.import_module(name)
         except BaseException as error:  # whatever it is, the program shall see it itself
-            raise Refused(f"it raised {type(error).__name__}: {error}") from None
+            raise RefusedError(f"it raised {type(error).__name__}: {error}") from None
     changed = [part for part, value in _witness().items() if value != witness[part] and witness[part] is not None]
     if changed:
-        raise Refused(f"importing it changed {', '.join(changed)}")
+        raise RefusedError(f"importing it changed {', '.join(changed)}")
     group.modules = {each: module for each, module in sys.modules.items() if each not in before}
     for module in group.modules.values():
         with contextlib.suppress(TypeError):
             vars(module).pop("__warningregistry__", None)  # a warning said here is one that the program has not seen
     now = dict(os.environ)
-    group.environment = {key: now.get(key) for key in now.keys() | environment.keys() if now.get(key) != environment.get(key)}
+    group.environment = {
+        key: now.get(key) for key in now.keys() | environment.keys() if now.get(key) != environment.get(key)
+    }
     _split_filters(group, filters)
     return group
 
@@ -110,7 +112,7 @@ def _split_filters(group: Group, before: list[Any]) -> None:
         if now[at : at + len(before)] == before:
             group.filters_front, group.filters_back = now[:at], now[at + len(before) :]
             return
-    raise Refused("importing it changed the warning filters that there were")
+    raise RefusedError("importing it changed the warning filters that there were")
 
 
 class _ReadEnviron(os._Environ):  # type: ignore[type-arg]

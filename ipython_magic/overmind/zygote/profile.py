@@ -32,8 +32,9 @@ WRITES_ENVIRONMENT = re.compile(
 
 @dataclass
 class Profile:
-    """`modules`: name -> the session that imported it last, in order of import. `changed`: from
-    the import of that number on, these variables differed from the start. `refused`: what must not be imported ahead, and why."""
+    """`modules`: name -> the session that imported it last, in order of import. `changed`: from the import of that
+    number on, these variables differed from the start. `refused`: what must not be imported ahead, and why. `files`:
+    stamps of the program's own source."""
 
     session: int = 0
     modules: dict[str, int] = field(default_factory=dict)
@@ -189,7 +190,8 @@ class Learner:
     def _write(self) -> None:
         imported = list(sys.modules.items())
         origins = Origins()
-        found, files = [], {}
+        found: list[str] = []
+        files: dict[str, list[int]] = {}
         numbers = [0]  # of library modules among the first of sys.modules
         for name, module in imported:
             numbers.append(len(found))

@@ -33,7 +33,7 @@ IDLE_EXIT = 4 * 3600.0  # seconds without a start
 _CHANGED = "the program changes "
 
 
-class Retire(Exception):
+class RetireError(Exception):
     """This zygote is of no use any more; its text says why."""
 
 
@@ -74,6 +74,11 @@ class Zygote:
         self._seen = profile.stamp_of(self._profile_path)
         learned = profile.load(self._profile_path)
         refused: dict[str, str] = {}
+        for earlier in self._groups:  # of an earlier profile
+            if changed := self._changed_by_program(learned, earlier):
+                refused[earlier.name] = f"{_CHANGED}{', '.join(sorted(changed))} before it"
+            if earlier.name in learned.refused:
+                self._begin_anew()
         if self._mode == "kernel" and not self._groups:
             self._load_engine(ENGINES[self._target], learned, refused)
         for name in learned.modules:
@@ -104,7 +109,7 @@ class Zygote:
     def _import(self, name: str, refused: dict[str, str]) -> preload.Group | None:
         try:
             return preload.load(name)
-        except preload.Refused as why:
+        except preload.RefusedError as why:
             refused[name] = str(why)
             return None
 
@@ -143,13 +148,13 @@ class Zygote:
         try:
             self._load()
             if (why := preload.unfit()) is not None:
-                raise Retire(why)
+                raise RetireError(why)
             self._listener = listener = _listen(self._socket_path)
             self._identity = profile.stamp_of(self._socket_path)[:2]
             self._census.make_room()
             while True:
                 self._turn(listener)
-        except Retire as why:
+        except RetireError as why:
             self._retire(str(why))
 
     def _turn(self, listener: socket.socket) -> None:
@@ -178,18 +183,18 @@ class Zygote:
     def _idle(self) -> None:
         now = time.monotonic()
         if profile.stamp_of(self._socket_path)[:2] != self._identity:
-            raise Retire("its socket is gone")
+            raise RetireError("its socket is gone")
         if now - self._last_used > IDLE_EXIT:
-            raise Retire("it was not used for long")
+            raise RetireError("it was not used for long")
         if profile.stamp_of(self._profile_path) != self._seen:
             self._drop_standby()
             self._load()
             if (why := preload.unfit()) is not None:
-                raise Retire(why)
+                raise RetireError(why)
         if self._standby is None and now >= self._standby_due:
             self._make_standby()
         if (why := self._census.look(len(self._children))) is not None:
-            raise Retire(why)
+            raise RetireError(why)
 
     # --- one request
 
@@ -199,17 +204,18 @@ class Zygote:
         descriptors: list[int] = []
         try:
             _check_peer(connection)
+            connection.sendall(b"ready")
             word, descriptors, _flags, _ = socket.recv_fds(connection, 16, 253, socket.MSG_CMSG_CLOEXEC)
             if word == b"retire":
-                raise Retire("another zygote needs its place")
+                raise RetireError("another zygote needs its place")
             if word != b"start" or len(descriptors) < 3:
-                raise wire.Malformed("no request")
+                raise wire.MalformedError("no request")
             request = wire.read(descriptors[0])
             self._check(request)
             self._hand_over(connection, descriptors)
-        except (wire.Malformed, OSError) as error:
+        except (wire.MalformedError, OSError) as error:
             _refuse(connection, f"{type(error).__name__}: {error}")
-        except Retire as why:
+        except RetireError as why:
             _refuse(connection, str(why))
             raise
         finally:
@@ -217,16 +223,16 @@ class Zygote:
                 os.close(descriptor)
 
     def _check(self, request: wire.Request) -> None:
-        """Raises Malformed for a request that is not this zygote's, Retire if it may serve none any more."""
+        """Raises MalformedError for a request that is not this zygote's, RetireError if it may serve none any more."""
         if request.key != self._key:
-            raise wire.Malformed("it is for another environment")
+            raise wire.MalformedError("it is for another environment")
         for path, stamp in self._files.items():
             if _stamp(path) != stamp:
-                raise Retire(f"{path} has changed")
+                raise RetireError(f"{path} has changed")
         if (why := preload.unfit()) is not None:
-            raise Retire(why)
+            raise RetireError(why)
         if request.mode == "script" and (why := self._edited(request)) is not None:
-            raise wire.Malformed(why)
+            raise wire.MalformedError(why)
 
     def _edited(self, request: wire.Request) -> str | None:
         """A reason if the program may now change its environment before an import that was made ahead, or if a file
@@ -269,7 +275,7 @@ class Zygote:
     def _make_standby(self) -> None:
         """Forks one. REQUIRES: no `with` and no `finally` up to the main module: a fork leaves through all of it."""
         if (why := preload.unfit()) is not None:
-            raise Retire(why)
+            raise RetireError(why)
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
@@ -312,7 +318,7 @@ class _Standby:
         """Prepares, waits for a request, becomes what it says. Whatever fails here ends this process alone: the
         launcher then starts plainly."""
         try:
-            request, connection = self._wait()
+            request, _connection = self._wait()
         except BaseException as error:
             self._zygote._census.note(f"standby failed: {type(error).__name__}: {error}")
             os._exit(70)
@@ -366,7 +372,7 @@ def _listen(path: str) -> socket.socket:
 def _check_peer(connection: socket.socket) -> None:
     _pid, uid, _gid = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     if uid != os.geteuid():
-        raise wire.Malformed(f"user {uid} may not ask")
+        raise wire.MalformedError(f"user {uid} may not ask")
 
 
 def _refuse(connection: socket.socket, why: str) -> None:

@@ -17,7 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from overmind import _core, log, replay
 from overmind.zygote.preload import Group
@@ -89,7 +89,7 @@ class Stash:
             return None  # not ours; or the program took it out of sys.modules, and wants a new one
         module = self._groups[at].modules[fullname]
         original = vars(module).get("__spec__")
-        spec = importlib.machinery.ModuleSpec(fullname, _Handing(self, module, original))
+        spec = importlib.machinery.ModuleSpec(fullname, cast(Any, _Handing(self, module, original)))
         for name in ("origin", "submodule_search_locations", "cached", "has_location"):
             with contextlib.suppress(AttributeError):
                 setattr(spec, name, getattr(original, name))

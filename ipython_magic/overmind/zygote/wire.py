@@ -9,7 +9,7 @@ from dataclasses import dataclass
 _MOST = 64 << 20  # bytes; the system's own limit on arguments and environment is far below
 
 
-class Malformed(ValueError):
+class MalformedError(ValueError):
     """Not a request."""
 
 
@@ -29,22 +29,22 @@ class Request:
 
 
 def read(descriptor: int) -> Request:
-    """Reads the memory file that came with a request. Raises Malformed."""
+    """Reads the memory file that came with a request. Raises MalformedError."""
     size = os.fstat(descriptor).st_size
     if size > _MOST:
-        raise Malformed(f"a request of {size} bytes")
+        raise MalformedError(f"a request of {size} bytes")
     return parse(os.pread(descriptor, size, 0))
 
 
 def parse(data: bytes) -> Request:
-    """Raises Malformed."""
+    """Raises MalformedError."""
     lists, at = [], 0
     for _ in range(4):
         found, at = _list(data, at)
         lists.append(found)
     head, arguments, environment, numbers = lists
     if at != len(data) or len(head) != 6:
-        raise Malformed("a request of another version")
+        raise MalformedError("a request of another version")
     try:
         return Request(
             key=head[0],
@@ -58,7 +58,7 @@ def parse(data: bytes) -> Request:
             descriptors=[int(number) for number in numbers],
         )
     except ValueError as error:
-        raise Malformed(str(error)) from None
+        raise MalformedError(str(error)) from None
 
 
 def _list(data: bytes, at: int) -> tuple[list[bytes], int]:
@@ -67,7 +67,7 @@ def _list(data: bytes, at: int) -> tuple[list[bytes], int]:
     for _ in range(count):
         size, at = _number(data, at)
         if size > len(data) - at:
-            raise Malformed("a request cut short")
+            raise MalformedError("a request cut short")
         found.append(data[at : at + size])
         at += size
     return found, at
@@ -75,7 +75,7 @@ def _list(data: bytes, at: int) -> tuple[list[bytes], int]:
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
     if at + 4 > len(data):
-        raise Malformed("a request cut short")
+        raise MalformedError("a request cut short")
     return int.from_bytes(data[at : at + 4], "little"), at + 4
 
 
