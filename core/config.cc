@@ -243,6 +243,8 @@ Result<Config> Config::from_environment() {
   return config;
 }
 
+bool is_own_free_variable(std::string_view name) { return name == "OVERMIND_BUDGET" || name == "OVERMIND_LOG"; }
+
 Result<std::uint64_t> parse_budget(const std::string& text, std::uint64_t available) {
   const Status wrong(Code::kInvalid,
                      "'" + text + "': expected bytes (1000000), a size (16GiB, 512MB) or a share (50%)");

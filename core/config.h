@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "core/status.h"
 
@@ -35,6 +36,10 @@ struct Config {
   // Unset or empty variables give the defaults. Errors: kInvalid, naming the variable and its form.
   static Result<Config> from_environment();
 };
+
+// Whether a variable is one of ours that tells where a result goes and what is said about it, but changes no result:
+// OVERMIND_BUDGET and OVERMIND_LOG. Others are part of what a process is.
+bool is_own_free_variable(std::string_view name);
 
 // "16GiB", "1.5G" (binary too), "512MB" (decimal), "1000000", "50%" (of `available`). Errors: kInvalid.
 Result<std::uint64_t> parse_budget(const std::string& text, std::uint64_t available);

@@ -40,8 +40,6 @@ constexpr std::string_view kFree[] = {"COLORTERM",
                                       "MEMORY_PRESSURE_WATCH",
                                       "MEMORY_PRESSURE_WRITE",
                                       "OLDPWD",
-                                      "OVERMIND_BUDGET",
-                                      "OVERMIND_LOG",
                                       "PWD",
                                       "PYTEST_CURRENT_TEST",
                                       "SHLVL",
@@ -58,7 +56,7 @@ constexpr std::string_view kFreePrefixes[] = {"SSH_", "VSCODE_"};
 
 bool is_free(std::string_view entry) {
   const std::string_view name = entry.substr(0, entry.find('='));
-  return std::find(std::begin(kFree), std::end(kFree), name) != std::end(kFree) ||
+  return is_own_free_variable(name) || std::find(std::begin(kFree), std::end(kFree), name) != std::end(kFree) ||
          std::any_of(std::begin(kFreePrefixes), std::end(kFreePrefixes),
                      [&](std::string_view prefix) { return name.starts_with(prefix); });
 }

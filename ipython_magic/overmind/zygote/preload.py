@@ -19,12 +19,13 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 from overmind import replay
+from overmind.patching import ImportHooks
 
 # Read by C code when a library is loaded, past os.environ.
 C_PREFIXES = ("OMP_", "GOMP_", "KMP_", "OPENBLAS_", "GOTO_", "MKL_", "BLIS_", "TORCH_", "PYTORCH_", "ATEN_", "LD_")
@@ -80,9 +81,11 @@ def load(name: str) -> Group | None:
             importlib.import_module(name)
         except BaseException as error:  # whatever it is, the program shall see it itself
             raise RefusedError(f"it raised {type(error).__name__}: {error}") from None
-    changed = [part for part, value in _witness().items() if value != witness[part] and witness[part] is not None]
+    changed = [part for part, value in _witness().items() if value != witness[part]]
     if changed:
         raise RefusedError(f"importing it changed {', '.join(changed)}")
+    if task_count() > 1 and (why := unfit()) is not None:
+        raise RefusedError(f"after its import the process can't be forked: {why}")
     group.modules = {each: module for each, module in sys.modules.items() if each not in before}
     for module in group.modules.values():
         with contextlib.suppress(TypeError):
@@ -184,15 +187,29 @@ def _witness() -> dict[str, object]:
         "the root logger": (root.level, list(root.handlers), logging.root.manager.disable),
         "the collector": (gc.isenabled(), gc.get_threshold()),
         "the limits of the interpreter": (sys.getrecursionlimit(), sys.getswitchinterval(), threading.stack_size()),
-        "the random numbers": _random_state(),
+        "the random numbers": _random_states(),
         "the time limit of sockets": socket.getdefaulttimeout(),
     }
 
 
-def _random_state() -> int | None:
-    """Of the program's `random`; the import of the module itself changes nothing."""
-    module = sys.modules.get("random")
-    return None if module is None else hash(module.getstate())
+# A generator that an import seeds must not be seeded anew in a fork; how each is read.
+_GENERATORS: dict[str, Callable[[Any], object]] = {
+    "random": lambda module: hash(module.getstate()),
+    "numpy.random": lambda module: hash(module.get_state(legacy=True)[1].tobytes()),
+    "torch": lambda module: module.initial_seed(),
+}
+_fresh: dict[str, object] = {}  # what each was when its own module had just been imported
+
+
+def watch_generators() -> None:
+    """Called once, before the first load()."""
+    hooks = ImportHooks()
+    for name, read in _GENERATORS.items():
+        hooks.add(name, lambda module, name=name, read=read: _fresh.update({name: read(module)}))  # type: ignore[misc]
+
+
+def _random_states() -> list[str]:
+    return [name for name, fresh in _fresh.items() if _GENERATORS[name](sys.modules[name]) != fresh]
 
 
 def _threads() -> int:

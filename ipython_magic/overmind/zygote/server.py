@@ -65,6 +65,7 @@ class Zygote:
         _quiet_streams()
         self._groups: list[preload.Group] = []
         preload.forget(native)
+        preload.watch_generators()
         self._seen: list[int] = []
 
     # --- imports

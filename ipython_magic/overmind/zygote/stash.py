@@ -224,6 +224,10 @@ def _renew_numpy(module: Any) -> None:
     module.seed()
 
 
+def _renew_torch(module: Any) -> None:
+    module.default_generator.seed()
+
+
 def _renew_logging(module: Any) -> None:
     module._startTime = time.time_ns() if isinstance(module._startTime, int) else time.time()
 
@@ -232,6 +236,7 @@ RENEWED: dict[str, Callable[[Any], None]] = {
     "multiprocessing.process": _renew_processes,
     "numpy.random.mtrand": _renew_numpy,
     "logging": _renew_logging,
+    "torch": _renew_torch,
 }
 
 

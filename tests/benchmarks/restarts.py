@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: MIT
+"""Restarts of one ipykernel from a zygote, many in a row: how long they take, and what they leave behind.
+
+python tests/benchmarks/restarts.py [--rounds 200] [--cell "import torch"]
+python tests/benchmarks/restarts.py --script "import torch, transformers, diffusers; print(1)"
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from private_store import private_store
+from starts import Kernel, outcome, overmind_run, plain_starts, warm, warm_kernel, zygotes
+
+
+def restarts(runtime: Path, folder: Path, rounds: int, cell: str) -> None:
+    warm_kernel(runtime, folder, cell)
+    (zygote,) = zygotes(runtime)
+    before, taken, descriptors, memory = len(plain_starts(runtime)), [], [], []
+    process = psutil.Process(zygote["pid"])
+    with Kernel(folder) as kernel:
+        for _ in range(rounds):
+            began = time.perf_counter()
+            kernel.restart()
+            kernel.run(cell)
+            taken.append(time.perf_counter() - began)
+            descriptors.append(process.num_fds())
+            memory.append(process.memory_full_info().pss)
+    time.sleep(2)  # the last one's end, and the next standby
+    family = process.children(recursive=True)
+    print(f"restart to the cell done: median {statistics.median(taken):.3f} s, worst {max(taken):.3f} s of {rounds}")
+    print(f"plain starts among them: {len(plain_starts(runtime)) - before}")
+    print(f"zygote: descriptors {descriptors[0]} -> {descriptors[-1]}, PSS {memory[0] >> 20} -> {memory[-1] >> 20} MiB")
+    print(f"left: {[(each.pid, each.status()) for each in family]} (one sleeping standby is right)")
+
+
+def runs(runtime: Path, folder: Path, rounds: int, source: str) -> None:
+    program = folder / "program.py"
+    program.write_text(source + "\n")
+    warm(runtime, str(program))
+    figures = {}
+    for name, command in (("python", [sys.executable, str(program)]), ("overmind run", overmind_run(str(program)))):
+        taken = []
+        for _ in range(rounds):
+            time.sleep(1.0)  # a standby is there again
+            began = time.perf_counter()
+            assert outcome(command).code == 0
+            taken.append(time.perf_counter() - began)
+        figures[name] = statistics.median(taken)
+        print(f"{name}: median {figures[name]:.3f} s of {rounds}")
+    print(f"python / overmind run: {figures['python'] / figures['overmind run']:.1f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--cell", default="pass")
+    parser.add_argument("--script")
+    chosen = parser.parse_args()
+    with private_store() as environment, tempfile.TemporaryDirectory() as folder:
+        os.environ.update(environment)
+        runtime = Path(environment["OVERMIND_RUNTIME_DIR"])
+        try:
+            if chosen.script:
+                runs(runtime, Path(folder), chosen.rounds or 5, chosen.script)
+            else:
+                restarts(runtime, Path(folder), chosen.rounds or 200, chosen.cell)
+        finally:
+            for row in zygotes(runtime):
+                psutil.Process(row["pid"]).terminate()
+
+
+if __name__ == "__main__":
+    main()
