@@ -67,6 +67,20 @@ def plain_starts(runtime: Path) -> list[str]:
     return [line for log in runtime.glob("v*/launcher.log") for line in log.read_text().splitlines() if "plain" in line]
 
 
+def soon_forked(runtime: Path, *words: str, **options: Any) -> Outcome:
+    """The same, when the zygote may be beginning anew just now."""
+    found: list[Outcome] = []
+
+    def tried() -> bool:
+        before = plain_starts(runtime)
+        found.append(outcome(overmind_run(*words), **options))
+        return plain_starts(runtime) == before
+
+    wait_for(tried, WARM_SECONDS, f"{words} is started from a zygote")
+    assert set(found) == {found[-1]}, "plain starts and forks differ"
+    return found[-1]
+
+
 def forked(runtime: Path, *words: str, **options: Any) -> Outcome:
     """`overmind run words`, which must be a fork of a zygote."""
     before = plain_starts(runtime)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -56,6 +57,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path
         warm(runtime, str(script))
         yield runtime, script
         stop_daemon(runtime)
+        shutil.rmtree(runtime, ignore_errors=True)
 
 
 class Running:

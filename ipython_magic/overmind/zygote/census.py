@@ -116,7 +116,8 @@ def read(folder: str) -> list[dict[str, Any]]:
     for path in Path(folder).glob("z*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError):
             facts = json.loads(path.read_text())
-            if _lives(f"{facts['socket']}.lock") and os.path.exists(f"/proc/{facts['pid']}"):
+            command = Path(f"/proc/{facts['pid']}/cmdline").read_bytes()  # empty of a zombie
+            if os.fsencode(facts["socket"]) in command and _lives(f"{facts['socket']}.lock"):
                 rows.append(facts)
     return rows
 

@@ -19,7 +19,7 @@ def serve(connection_file: str) -> None:
 
     # A fork's parent is the zygote: ipykernel's own watch over the server would end the kernel with the zygote. The
     # launcher, whose parent the server is, watches instead.
-    watched = {"parent_handle": 0} if profile.forked() else {}
+    watched = {"parent_handle": 1} if profile.forked() else {}  # 1 is nobody to watch
     sys.argv = [sys.argv[0], "-f", connection_file]
     app = kernelapp.IPKernelApp.instance(**watched)
     app.initialize(sys.argv[1:])

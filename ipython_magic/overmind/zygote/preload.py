@@ -75,7 +75,7 @@ def load(name: str) -> Group | None:
     before = set(sys.modules)
     environment = dict(os.environ)
     filters = list(warnings.filters)
-    witness = _witness()
+    witness, tasks = _witness(), task_count()
     with _listening(group):
         try:
             importlib.import_module(name)
@@ -84,7 +84,7 @@ def load(name: str) -> Group | None:
     changed = [part for part, value in _witness().items() if value != witness[part]]
     if changed:
         raise RefusedError(f"importing it changed {', '.join(changed)}")
-    if task_count() > 1 and (why := unfit()) is not None:
+    if task_count() > tasks and (why := unfit()) is not None:
         raise RefusedError(f"after its import the process can't be forked: {why}")
     group.modules = {each: module for each, module in sys.modules.items() if each not in before}
     for module in group.modules.values():
