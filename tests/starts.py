@@ -67,6 +67,15 @@ def plain_starts(runtime: Path) -> list[str]:
     return [line for log in runtime.glob("v*/launcher.log") for line in log.read_text().splitlines() if "plain" in line]
 
 
+def refused(runtime: Path) -> dict[str, str]:
+    """What zygotes of this folder don't import ahead, and why."""
+    found: dict[str, str] = {}
+    for path in runtime.glob("v*/p*"):
+        if "." not in path.name:
+            found.update(json.loads(path.read_text())["refused"])
+    return found
+
+
 def soon_forked(runtime: Path, *words: str, **options: Any) -> Outcome:
     """The same, when the zygote may be beginning anew just now."""
     found: list[Outcome] = []

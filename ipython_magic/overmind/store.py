@@ -59,11 +59,14 @@ def _candidate() -> _core.Client:
     return _core.Client(settings)
 
 
+connects_ahead = True  # a zygote's imports must not leave a connection behind
+
+
 def warm() -> None:
     """Connects if a daemon runs: 2 ms that the first load saves. Starts none, remembers no failure."""
     global _warmed
     with _lock:
-        if _client is not None or _warmed is not None or _failure is not None:
+        if not connects_ahead or _client is not None or _warmed is not None or _failure is not None:
             return
         settings = config()
         candidate = _core.Client(settings)

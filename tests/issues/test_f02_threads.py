@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from starts import forked, native, warm, zygotes
+from starts import forked, native, refused, warm, zygotes
 
 PROGRAM = """
 import os, sys, threading, time
@@ -31,6 +31,7 @@ def test_torch_in_a_fork(runtime: Path, tmp_path: Path) -> None:
     assert expected.code == 0, expected.err
     assert warm(runtime, str(program)) == expected
     (zygote,) = zygotes(runtime)
+    assert refused(runtime) == {}
     assert len(os.listdir(f"/proc/{zygote['pid']}/task")) == 1
     held = [os.readlink(f"/proc/{zygote['pid']}/fd/{fd}") for fd in os.listdir(f"/proc/{zygote['pid']}/fd")]
     assert not [path for path in held if path.startswith("/dev/nvidia")]

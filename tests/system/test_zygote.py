@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -19,7 +18,7 @@ import psutil
 import pytest
 from conftest import stop_daemon, wait_for
 from processes import STRANGER, as_user
-from starts import forked, native, outcome, overmind_run, plain_starts, soon_forked, warm, zygotes
+from starts import forked, native, outcome, overmind_run, plain_starts, refused, soon_forked, warm, zygotes
 
 LIBRARY = "overmind_test_library"
 
@@ -41,12 +40,6 @@ def script(folder: Path, text: str) -> str:
     path = folder / "program.py"
     path.write_text(textwrap.dedent(text))
     return str(path)
-
-
-def profile_of(runtime: Path) -> dict[str, object]:
-    (path,) = [each for each in runtime.glob("v*/p*") if "." not in each.name]
-    found: dict[str, object] = json.loads(path.read_text())
-    return found
 
 
 def test_a_package_that_changes(runtime: Path, library: Path, tmp_path: Path) -> None:
@@ -93,8 +86,8 @@ def test_an_import_that_does_more(runtime: Path, library: Path, tmp_path: Path, 
     expected = native(program)
     assert warm(runtime, program) == expected
     assert forked(runtime, program) == expected
-    refused = profile_of(runtime)["refused"]
-    assert list(refused) == [LIBRARY] and why in refused[LIBRARY]  # type: ignore[call-overload,index]
+    found = refused(runtime)
+    assert list(found) == [LIBRARY] and why in found[LIBRARY]
 
 
 def test_what_an_import_says_and_sets_is_done_again(runtime: Path, library: Path, tmp_path: Path) -> None:
@@ -132,7 +125,7 @@ def test_an_environment_that_the_program_changes(runtime: Path, library: Path, t
     )
     assert outcome(overmind_run(program)).out == "mine\n"
     assert "was edited" in plain_starts(runtime)[-1]
-    wait_for(lambda: LIBRARY in profile_of(runtime)["refused"], 60, "the zygote has learned it")  # type: ignore[operator]
+    wait_for(lambda: LIBRARY in refused(runtime), 60, "the zygote has learned it")
     assert soon_forked(runtime, program).out == "mine\n"
 
 

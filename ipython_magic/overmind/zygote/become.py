@@ -22,7 +22,7 @@ from importlib.machinery import BuiltinImporter
 from types import ModuleType
 from typing import Any, NoReturn
 
-from overmind import _core
+from overmind import _core, store
 from overmind.zygote import profile, stash
 from overmind.zygote.engines import ENGINES
 from overmind.zygote.wire import Request
@@ -103,6 +103,7 @@ def settle(request: Request, hidden: stash.Stash, folder: int, pids: Sequence[tu
     if hasattr(main, "_set_native_id"):
         main._set_native_id()
     linecache.clearcache()
+    store.connects_ahead = True
     stash.renew([name for name in stash.RENEWED if name in sys.modules])
     for stream, number in ((sys.stdin, 0), (sys.stdout, 1), (sys.stderr, 2)):
         reopen(stream, number)

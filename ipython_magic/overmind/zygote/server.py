@@ -20,6 +20,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
 
+from overmind import store
 from overmind.zygote import become, preload, profile, stash, wire
 from overmind.zygote.census import Census
 from overmind.zygote.engines import ENGINES, Engine
@@ -65,6 +66,7 @@ class Zygote:
         _quiet_streams()
         self._groups: list[preload.Group] = []
         preload.forget(native)
+        store.connects_ahead = False
         preload.watch_generators()
         self._seen: list[int] = []
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, cast
 
-from overmind import _core, log, replay
+from overmind import _core, log, replay, store
 from overmind.zygote.preload import Group
 
 Conflict = Callable[[str, str], None]
@@ -226,6 +226,7 @@ def _renew_numpy(module: Any) -> None:
 
 def _renew_torch(module: Any) -> None:
     module.default_generator.seed()
+    store.warm()  # as the import hook of a program does
 
 
 def _renew_logging(module: Any) -> None:
