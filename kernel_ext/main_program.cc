@@ -53,22 +53,30 @@ void run_call(const py::object& function, const py::object& hook, const py::args
 struct Reporter {
   int fd = -1;
   pid_t pid = 0;
-  ino_t socket = 0;  // the program may have closed the descriptor and opened another
+  ino_t socket = 0;   // the program may have closed the descriptor and opened another
+  bool last = false;  // what comes after us has nothing to say
 };
 Reporter reporter;
 
 void report(int code, void*) {
   struct stat info {};
-  if (reporter.pid != ::getpid() || ::fstat(reporter.fd, &info) != 0 || info.st_ino != reporter.socket) return;
-  char text[32];
-  const int size = std::snprintf(text, sizeof(text), "exit %d", code);
-  ::send(reporter.fd, text, static_cast<std::size_t>(size), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (reporter.pid != ::getpid()) return;
+  if (::fstat(reporter.fd, &info) == 0 && info.st_ino == reporter.socket) {
+    char text[32];
+    const int size = std::snprintf(text, sizeof(text), "exit %d", code);
+    ::send(reporter.fd, text, static_cast<std::size_t>(size), MSG_NOSIGNAL | MSG_DONTWAIT);
+  }
+  if (!reporter.last) return;
+  std::fflush(nullptr);
+  ::_exit(code);
 }
 
-void report_exit(int fd) {
+// Handlers run in the reverse order of their registration: those of libraries that the program itself loaded come
+// before ours, those of libraries that it was forked with after it.
+void report_exit(int fd, bool last) {
   struct stat info {};
   if (::fstat(fd, &info) != 0) throw py::value_error("not a descriptor");
-  reporter = {fd, ::getpid(), info.st_ino};
+  reporter = {fd, ::getpid(), info.st_ino, last};
   ::on_exit(&report, nullptr);
 }
 

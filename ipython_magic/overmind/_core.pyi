@@ -204,8 +204,9 @@ def run_file(path: str, hook: object, *ignored: object) -> None:
 def run_call(function: Callable[[], object], hook: object, *ignored: object) -> None:
     """The same for a call, as `python -m` makes one of runpy."""
 
-def report_exit(fd: int) -> None:
-    """Sends "exit CODE" on the socket `fd` when this process, and no fork of it, calls exit()."""
+def report_exit(fd: int, last: bool) -> None:
+    """Sends "exit CODE" on the socket `fd` when this process, and no fork of it, calls exit(). `last`: the exit
+    handlers that C libraries had registered before are left out."""
 
 def keep_forever(value: object) -> None:
     """Not even the end of the interpreter frees it."""

@@ -19,6 +19,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from conftest import wait_for
 from private_store import private_store
 from starts import Kernel, outcome, overmind_run, plain_starts, warm, warm_kernel, zygotes
 
@@ -36,7 +37,7 @@ def restarts(runtime: Path, folder: Path, rounds: int, cell: str) -> None:
             taken.append(time.perf_counter() - began)
             descriptors.append(process.num_fds())
             memory.append(process.memory_full_info().pss)
-    time.sleep(2)  # the last one's end, and the next standby
+    wait_for(lambda: len(process.children()) == 1, 30, "the last one has ended, and a standby waits")
     family = process.children(recursive=True)
     print(f"restart to the cell done: median {statistics.median(taken):.3f} s, worst {max(taken):.3f} s of {rounds}")
     print(f"plain starts among them: {len(plain_starts(runtime)) - before}")
@@ -52,7 +53,7 @@ def runs(runtime: Path, folder: Path, rounds: int, source: str) -> None:
     for name, command in (("python", [sys.executable, str(program)]), ("overmind run", overmind_run(str(program)))):
         taken = []
         for _ in range(rounds):
-            time.sleep(1.0)  # a standby is there again
+            wait_for(lambda: len(psutil.Process(zygotes(runtime)[0]["pid"]).children()) == 1, 30, "a standby waits")
             began = time.perf_counter()
             assert outcome(command).code == 0
             taken.append(time.perf_counter() - began)

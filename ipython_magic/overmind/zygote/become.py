@@ -189,13 +189,13 @@ def die_with(life: int, group: bool) -> None:
         pass
 
 
-def announce(connection: int) -> None:
+def announce(connection: int, quick_end: bool) -> None:
     """Tells the launcher that the program runs; from here on nothing may fail. Raises OSError if it has given up."""
     process = os.pidfd_open(os.getpid())
     with socket.socket(fileno=os.dup(connection)) as channel:
         socket.send_fds(channel, [b"run %d" % os.getpid()], [process])
     os.close(process)
-    _core.report_exit(connection)
+    _core.report_exit(connection, quick_end)
 
 
 def learn(path: str, mode: str, target: str, hidden: stash.Stash) -> None:

@@ -131,6 +131,7 @@ class Zygote:
         modules = [module for group in self._groups for module in group.modules.values()]
         self._pids = become.own_pids(list(sys.modules.values()))
         self._files = _stamps(modules)
+        self.quick_end = preload.ends_in_silence()
         self._census.loaded(sum(len(group.modules) for group in self._groups))
 
     def _begin_anew(self) -> NoReturn:
@@ -357,7 +358,7 @@ class _Standby:
         zygote.at_end.append(hidden.outlive)
         become.learn(zygote._profile_path, request.mode, request.target, hidden)
         become.die_with(life, request.mode == "kernel")
-        become.announce(connection)
+        become.announce(connection, zygote.quick_end)
         return request, connection
 
 
