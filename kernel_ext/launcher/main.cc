@@ -75,13 +75,13 @@ int start(const Options& options, const Inherited& inherited) {
     return run_plain(options, nullptr, log_path).ok();
   }
   const Place place = place_of(options, config.value().instance_dir());
+  // From before the program can run: a signal that comes meanwhile is passed on, or waits for the plain start.
+  sigset_t all;
+  ::sigfillset(&all);
+  ::sigprocmask(SIG_BLOCK, &all, nullptr);
   Result<Started> started = ask(options, place, inherited);
-  if (started.ok()) {
-    sigset_t all;
-    ::sigfillset(&all);
-    ::sigprocmask(SIG_BLOCK, &all, nullptr);
-    mirror(options, std::move(started).value());
-  }
+  if (started.ok()) mirror(options, std::move(started).value());
+  ::sigprocmask(SIG_SETMASK, &inherited.blocked, nullptr);
   log_line(log_path, "plain start of " + options.target + ": " + started.status().message());
   return run_plain(options, &place, log_path).ok();
 }

@@ -238,11 +238,37 @@ def task_count() -> int:
 # Packages whose C code does nothing at exit but to free memory. Destructors of libtorch alone take 0.2 to 0.4 s in a
 # fork, for they write to pages that are shared until then. h5py, for one, is not here: it writes files at exit.
 _SILENT = frozenset(
-    """
-    PIL _cffi_backend charset_normalizer debugpy google hf_xet markupsafe msgpack numpy numpy.libs overmind
-    pandas pillow.libs psutil pydantic_core pyzmq.libs regex rpds safetensors scikit_learn.libs scipy
-    scipy.libs sentencepiece sklearn tokenizers torch tornado yaml zmq
-    """.split()
+    [
+        "PIL",
+        "_cffi_backend",
+        "charset_normalizer",
+        "debugpy",
+        "google",
+        "hf_xet",
+        "markupsafe",
+        "msgpack",
+        "numpy",
+        "numpy.libs",
+        "overmind",
+        "pandas",
+        "pillow.libs",
+        "psutil",
+        "pydantic_core",
+        "pyzmq.libs",
+        "regex",
+        "rpds",
+        "safetensors",
+        "scikit_learn.libs",
+        "scipy",
+        "scipy.libs",
+        "sentencepiece",
+        "sklearn",
+        "tokenizers",
+        "torch",
+        "tornado",
+        "yaml",
+        "zmq",
+    ]
 )
 
 
