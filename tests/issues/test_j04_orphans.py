@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import signal
 import subprocess
@@ -11,9 +12,11 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 from conftest import wait_for
 from starts import Kernel, plain_starts, warm_kernel, zygotes
 
+ENGINES = ["ipykernel", *(["xeus"] if importlib.util.find_spec("overmind._kernel") else [])]
 ROUNDS = 8  # `python tests/benchmarks/restarts.py --rounds 200` does more
 
 SERVER = """
@@ -52,9 +55,10 @@ def test_the_server_is_killed(runtime: Path, folder: Path) -> None:
     wait_for(lambda: _gone(kernel) and _gone(launcher), 5, "kernel and launcher have ended")
 
 
-def test_the_zygote_is_killed(runtime: Path, folder: Path) -> None:
-    warm_kernel(runtime, folder)
-    with Kernel(folder) as kernel:
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_zygote_is_killed(runtime: Path, folder: Path, engine: str) -> None:
+    warm_kernel(runtime, folder, engine=engine)
+    with Kernel(folder, engine) as kernel:
         kernel.run("x = 1")
         for row in zygotes(runtime):
             os.kill(row["pid"], signal.SIGKILL)
@@ -63,9 +67,10 @@ def test_the_zygote_is_killed(runtime: Path, folder: Path) -> None:
         assert kernel.run("print(2)") == "2\n"
 
 
-def test_the_launcher_is_killed(runtime: Path, folder: Path) -> None:
-    warm_kernel(runtime, folder)
-    with Kernel(folder) as kernel:
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_launcher_is_killed(runtime: Path, folder: Path, engine: str) -> None:
+    warm_kernel(runtime, folder, engine=engine)
+    with Kernel(folder, engine) as kernel:
         pid, child = map(
             int,
             kernel.run(
@@ -84,11 +89,12 @@ def test_the_kernel_is_killed(runtime: Path, folder: Path) -> None:
         wait_for(lambda: not kernel.manager.is_alive(), 5, "the launcher has ended")
 
 
-def test_many_restarts_leave_nothing(runtime: Path, folder: Path) -> None:
-    warm_kernel(runtime, folder)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_many_restarts_leave_nothing(runtime: Path, folder: Path, engine: str) -> None:
+    warm_kernel(runtime, folder, engine=engine)
     starts = plain_starts(runtime)
     (zygote,) = zygotes(runtime)
-    with Kernel(folder) as kernel:
+    with Kernel(folder, engine) as kernel:
         descriptors = []
         for _ in range(ROUNDS):
             kernel.restart()

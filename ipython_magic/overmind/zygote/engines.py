@@ -27,7 +27,7 @@ class Engine:
         importlib.import_module(self.module).serve(connection_file)
 
 
-# As ZMQInteractiveShell.init_environment() has it.
+# As the shell's init_environment() has it, of either kernel.
 _NOTEBOOK = {
     "TERM": "xterm-color",
     "CLICOLOR": "1",
@@ -39,6 +39,6 @@ _NOTEBOOK = {
 }
 
 ENGINES = {
-    "xeus": Engine("overmind.kernel.app", ("IPython",), _NOTEBOOK),
+    "xeus": Engine("overmind.zygote.xeus_engine", ("overmind.kernel.app",), _NOTEBOOK),
     "ipykernel": Engine("overmind.zygote.ipykernel_engine", ("ipykernel.kernelapp",), _NOTEBOOK),
 }
