@@ -96,6 +96,17 @@ class Running:
         assert text.startswith(start), text
         return text
 
+    def hears(self, number: int) -> None:
+        """Until it says that the signal arrived. One that comes just before a read of its is seen after that read."""
+        assert self.popen.stdout is not None
+        while True:
+            self.say("ping")
+            text = self.popen.stdout.readline()
+            if text.startswith(f"signal {number}"):
+                self.line("line ping")
+                return
+            assert text.startswith("line ping"), text
+
     def say(self, text: str) -> None:
         assert self.popen.stdin is not None
         self.popen.stdin.write(text + "\n")
@@ -112,7 +123,7 @@ def gone(pid: int) -> bool:
 def test_signals_reach_the_program(place: tuple[Path, Path], number: int) -> None:
     with Running(*place) as running:
         os.kill(running.popen.pid, number)
-        running.line(f"signal {int(number)}")
+        running.hears(int(number))
         running.say("exit 0")
         assert running.popen.wait(20) == 0
 
@@ -120,7 +131,7 @@ def test_signals_reach_the_program(place: tuple[Path, Path], number: int) -> Non
 def test_an_interrupt_reaches_the_program_only(place: tuple[Path, Path]) -> None:
     with Running(*place, "child") as running:
         os.kill(running.popen.pid, signal.SIGINT)
-        running.line("signal 2")
+        running.hears(2)
         assert not gone(running.child)
 
 
