@@ -1,5 +1,5 @@
 # Every target does its own set-up (tests/setup.sh): apt packages, .venv, torch, build. The second time that is quick.
-.PHONY: demo test bench lint clean setup
+.PHONY: demo test test-starts bench lint clean setup
 
 setup:
 	@tests/setup.sh
@@ -9,6 +9,9 @@ demo: setup  ## restart a real kernel, with and without Overmind
 
 test: setup  ## everything: C++, sanitizers, fuzzers, Python
 	@tests/run_all.sh
+
+test-starts: setup  ## programs and kernels from a zygote: not part of `test` yet, they disturb each other on a busy machine
+	@.venv/bin/python -m pytest tests/starts
 
 bench: setup  ## the table of figures, and build/bench.json
 	@.venv/bin/python tests/benchmarks/run.py
