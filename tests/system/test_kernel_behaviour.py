@@ -18,7 +18,7 @@ import psutil
 import pytest
 import zmq
 from conftest import wait_for
-from kernels import SECONDS, Session, ours, session, text_of
+from kernel_sessions import SECONDS, Session, ours, session, text_of
 from overmind import _kernel
 
 
@@ -547,7 +547,7 @@ def test_the_kernel_dies_with_its_server(tmp_path: Path) -> None:
     """The server is killed; nobody tells the kernel."""
     code = (
         f"import sys, time; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
-        "from kernels import *\nrunning = Session(ours())\nprint(running.manager.provisioner.pid, flush=True)\n"
+        "from kernel_sessions import *\nrunning = Session(ours())\nprint(running.manager.provisioner.pid, flush=True)\n"
         "time.sleep(1000)"
     )
     server = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from kernels import SECONDS, Session, ipykernel, ours, session
+from kernel_sessions import SECONDS, Session, ipykernel, ours, session
 
 CODE = "def f(x):\n    y = x + 1\n    return y\n\n\nf(41)"
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kernels import Session, ipykernel, ours
+from kernel_sessions import Session, ipykernel, ours
 
 CELLS = {
     "expression": "1 + 1",
