@@ -21,8 +21,7 @@ struct Config {
   std::string budget = "50%";  // OVERMIND_BUDGET: bytes, "16GiB", or a share of the memory available to the cgroup
   std::string log_level = "warning";  // OVERMIND_LOG: debug, info, warning, error
   std::string daemon_path;            // overmindd; set by the Python package, which knows where it is installed
-  double idle_exit_seconds =
-      0;  // daemon: ends after so long without a connection; 0: never. `overmind start --idle-exit`
+  double idle_exit_seconds = 0;       // `overmind start --idle-exit`: without a connection; 0: never
 
   // Inside runtime_dir, one folder per version, so that two versions never meet.
   std::string instance_dir() const;  // runtime_dir/v<version>-p<protocol>

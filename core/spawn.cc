@@ -45,17 +45,6 @@ Status check_folders(const Config& config, bool create) {
   return ensure_private_dir(config.instance_dir());
 }
 
-Result<UniqueFd> connect_checked(const Config& config) {
-  Result<UniqueFd> fd = connect_to(config.socket_path(), deadline_in(kConnectSeconds));
-  if (!fd.ok()) return fd;
-  Result<Peer> peer = peer_of(fd.value().get());
-  if (!peer.ok()) return peer.status();
-  if (peer.value().uid != ::geteuid()) {
-    return Status(Code::kDenied, config.socket_path() + " is served by user " + std::to_string(peer.value().uid));
-  }
-  return fd;
-}
-
 // Reads the one line. The end of the pipe without one means that the daemon died.
 StartReport await_report(int fd, Deadline deadline) {
   std::string line;
@@ -152,10 +141,11 @@ Result<UniqueFd> start_and_connect(const Config& config) {
   if (!lock.ok()) return lock;
   Status locked = lock_by(lock.value().get(), LOCK_EX, deadline_in(kStartSeconds + kConnectSeconds));
   if (!locked.ok()) return Status(locked.code(), config.start_lock_path() + ": " + locked.message());
-  Result<UniqueFd> fd = connect_checked(config);  // another starter may have been first
+  Result<UniqueFd> fd =
+      connect_to_own(config.socket_path(), deadline_in(kConnectSeconds));  // another starter may have been first
   if (!fd.ok() && fd.status().code() == Code::kUnavailable) {
     Status started = start_daemon(config);
-    fd = started.ok() ? connect_checked(config) : Result<UniqueFd>(started);
+    fd = started.ok() ? connect_to_own(config.socket_path(), deadline_in(kConnectSeconds)) : Result<UniqueFd>(started);
   }
   // A fork of this process may hold the open file, so closing it would not be enough.
   ::flock(lock.value().get(), LOCK_UN);
@@ -166,7 +156,7 @@ Result<UniqueFd> start_and_connect(const Config& config) {
 
 Result<UniqueFd> connect_daemon(const Config& config, bool start) {
   if (Status folders = check_folders(config, start); !folders.ok()) return folders;
-  Result<UniqueFd> fd = connect_checked(config);
+  Result<UniqueFd> fd = connect_to_own(config.socket_path(), deadline_in(kConnectSeconds));
   if (fd.ok() || !start || fd.status().code() != Code::kUnavailable) return fd;
   return start_and_connect(config);
 }

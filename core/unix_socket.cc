@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -62,6 +63,17 @@ Result<UniqueFd> connect_to(const std::string& path, Deadline deadline) {
     if (errno != EINTR || std::chrono::steady_clock::now() >= deadline) return connect_status(path, errno);
   }
   if (::fcntl(fd.get(), F_SETFL, O_NONBLOCK) != 0) return errno_status("fcntl on a socket");
+  return fd;
+}
+
+Result<UniqueFd> connect_to_own(const std::string& path, Deadline deadline) {
+  Result<UniqueFd> fd = connect_to(path, deadline);
+  if (!fd.ok()) return fd;
+  Result<Peer> peer = peer_of(fd.value().get());
+  if (!peer.ok()) return peer.status();
+  if (peer.value().uid != ::geteuid()) {
+    return Status(Code::kDenied, path + " is served by user " + std::to_string(peer.value().uid));
+  }
   return fd;
 }
 

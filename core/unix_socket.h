@@ -46,6 +46,9 @@ Result<UniqueFd> listen_at(const std::string& path);
 // Errors: kUnavailable (nobody listens there), kTimeout, kInvalid (path too long), kDenied, kIo.
 Result<UniqueFd> connect_to(const std::string& path, Deadline deadline);
 
+// The same, but only a listener of this process's own user. Errors also: kDenied (another user serves there).
+Result<UniqueFd> connect_to_own(const std::string& path, Deadline deadline);
+
 // The next connection, non-blocking; nothing when none is waiting. Errors: kExhausted (descriptors), kIo.
 Result<std::optional<UniqueFd>> accept_from(int listener);
 

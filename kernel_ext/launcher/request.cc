@@ -103,17 +103,6 @@ Status send_request(int connection, const std::vector<int>& descriptors) {
   return {};
 }
 
-Result<UniqueFd> connect_checked(const std::string& path) {
-  Result<UniqueFd> fd = connect_to(path, deadline_in(kAnswerSeconds));
-  if (!fd.ok()) return fd;
-  Result<Peer> peer = peer_of(fd.value().get());
-  if (!peer.ok()) return peer.status();
-  if (peer.value().uid != ::geteuid()) {
-    return Status(Code::kDenied, path + " is served by user " + std::to_string(peer.value().uid));
-  }
-  return fd;
-}
-
 Result<Started> await_start(UniqueFd connection, UniqueFd life) {
   if (!wait_for(connection.get(), POLLIN, deadline_in(kAnswerSeconds)).ok()) {
     // From now on nothing more can arrive: what has arrived until now is what the other side knows it has sent.
@@ -154,7 +143,7 @@ std::string receive_message(int connection, UniqueFd* attached) {
 Result<Started> ask(const Options& options, const Place& place, const Inherited& inherited) {
   const std::vector<int> passed = open_descriptors();
   if (passed.size() > kMostDescriptors) return Status(Code::kExhausted, "more descriptors than one message takes");
-  Result<UniqueFd> connection = connect_checked(place.zygote);
+  Result<UniqueFd> connection = connect_to_own(place.zygote, deadline_in(kAnswerSeconds));
   if (!connection.ok()) return connection.status();
   // Descriptors go only to a zygote that is awake: one that hangs would hold them open.
   if (!wait_for(connection.value().get(), POLLIN, deadline_in(kAnswerSeconds)).ok()) {
