@@ -8,6 +8,7 @@
 #include <xeus/xserver_zmq.hpp>
 
 #include "kernel_ext/xeus/frames.h"
+#include "kernel_ext/xeus/ports.h"
 #include "kernel_ext/xeus/quiet_thread.h"
 #include "kernel_ext/xeus/server.h"
 
@@ -17,14 +18,7 @@ namespace {
 constexpr auto kCheckInterval = std::chrono::milliseconds(50);
 
 xeus::xconfiguration to_xeus(const Connection& connection) {
-  xeus::xconfiguration config;
-  config.m_transport = connection.transport;
-  config.m_ip = connection.ip;
-  config.m_shell_port = std::to_string(connection.shell_port);
-  config.m_control_port = std::to_string(connection.control_port);
-  config.m_stdin_port = std::to_string(connection.stdin_port);
-  config.m_iopub_port = std::to_string(connection.iopub_port);
-  config.m_hb_port = std::to_string(connection.hb_port);
+  auto config = places_of<xeus::xconfiguration>(connection);
   config.m_signature_scheme = "none";  // signing is ours: xeus reads past the end of a signature that is too short
   return config;
 }
@@ -50,14 +44,7 @@ class Xeus2 final : public Server {
  public:
   Xeus2(Connection connection, const Signer& signer)
       : connection_(std::move(connection)), signer_(signer), sockets_(context_, to_xeus(connection_)) {
-    if (connection_.transport != "tcp") return;
-    xeus::xconfiguration config;
-    sockets_.update_config(config);
-    connection_.shell_port = std::stoi(config.m_shell_port);
-    connection_.control_port = std::stoi(config.m_control_port);
-    connection_.stdin_port = std::stoi(config.m_stdin_port);
-    connection_.iopub_port = std::stoi(config.m_iopub_port);
-    connection_.hb_port = std::stoi(config.m_hb_port);
+    if (connection_.transport == "tcp") take_ports<xeus::xconfiguration>(sockets_, connection_);
   }
 
   Connection connection() const override { return connection_; }
@@ -138,9 +125,6 @@ std::unique_ptr<Server> make_server(const Connection& connection, const Signer& 
   return std::make_unique<Xeus2>(connection, signer);
 }
 
-std::string xeus_version() {
-  return std::to_string(XEUS_VERSION_MAJOR) + "." + std::to_string(XEUS_VERSION_MINOR) + "." +
-         std::to_string(XEUS_VERSION_PATCH);
-}
+std::string xeus_version() { return compiled_xeus_version(); }
 
 }  // namespace overmind::kernel

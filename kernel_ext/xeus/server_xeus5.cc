@@ -17,6 +17,7 @@
 #include <xeus/xeus.hpp>
 #include <xeus/xkernel_configuration.hpp>
 
+#include "kernel_ext/xeus/ports.h"
 #include "kernel_ext/xeus/quiet_thread.h"
 #include "kernel_ext/xeus/server.h"
 
@@ -35,14 +36,7 @@ using Ports = xeus::xconfiguration;
 const std::string kNobody = "overmind: nobody";
 
 Ports to_xeus(const Connection& connection) {
-  Ports ports;
-  ports.m_transport = connection.transport;
-  ports.m_ip = connection.ip;
-  ports.m_shell_port = std::to_string(connection.shell_port);
-  ports.m_control_port = std::to_string(connection.control_port);
-  ports.m_stdin_port = std::to_string(connection.stdin_port);
-  ports.m_iopub_port = std::to_string(connection.iopub_port);
-  ports.m_hb_port = std::to_string(connection.hb_port);
+  auto ports = places_of<Ports>(connection);
   ports.m_signature_scheme = connection.key.empty() ? "none" : connection.scheme;
   ports.m_key = connection.key;
   return ports;
@@ -101,14 +95,7 @@ class Xeus5 final : public Server {
         context_(xeus::make_zmq_context()),
         sockets_(*context_, to_xeus(connection_)) {
     sockets_.register_stdin_listener([this](xeus::xmessage answer) { answer_ = from_xeus(std::move(answer)); });
-    if (connection_.transport != "tcp") return;
-    Ports ports;
-    sockets_.update_config(ports);
-    connection_.shell_port = std::stoi(ports.m_shell_port);
-    connection_.control_port = std::stoi(ports.m_control_port);
-    connection_.stdin_port = std::stoi(ports.m_stdin_port);
-    connection_.iopub_port = std::stoi(ports.m_iopub_port);
-    connection_.hb_port = std::stoi(ports.m_hb_port);
+    if (connection_.transport == "tcp") take_ports<Ports>(sockets_, connection_);
   }
 
   Connection connection() const override { return connection_; }
@@ -187,9 +174,6 @@ std::unique_ptr<Server> make_server(const Connection& connection, const Signer& 
   return std::make_unique<Xeus5>(connection, signer);
 }
 
-std::string xeus_version() {
-  return std::to_string(XEUS_VERSION_MAJOR) + "." + std::to_string(XEUS_VERSION_MINOR) + "." +
-         std::to_string(XEUS_VERSION_PATCH);
-}
+std::string xeus_version() { return compiled_xeus_version(); }
 
 }  // namespace overmind::kernel
