@@ -19,6 +19,7 @@ try:
 except ImportError as error:
     sys.exit(f"overmind: its compiled part can't be imported ({error}); reinstall overmind-jupyter for this Python")
 from overmind import display as shown
+from overmind.kernel import DISPLAY_NAME, NAME
 
 
 def _safely(function: Callable[..., None]) -> Callable[..., None]:
@@ -214,8 +215,8 @@ def _kernelspec(function: Callable[..., None]) -> Callable[..., None]:
 @kernel.command("install")
 @click.option("--user", is_flag=True, help="For this user, whatever environment Jupyter runs in.")
 @click.option("--sys-prefix", is_flag=True, help="Into this environment (the default in a virtual one).")
-@click.option("--name", default="overmind", show_default=True, help="Name of the kernelspec.")
-@click.option("--display-name", default="Python 3 (Overmind)", show_default=True, help="Name that frontends show.")
+@click.option("--name", default=NAME, show_default=True, help="Name of the kernelspec.")
+@click.option("--display-name", default=DISPLAY_NAME, show_default=True, help="Name that frontends show.")
 @_json_option
 @_kernelspec
 def kernel_install(user: bool, sys_prefix: bool, name: str, display_name: str, as_json: bool) -> None:
@@ -239,7 +240,7 @@ def kernel_list(as_json: bool) -> None:
 
 
 @kernel.command("remove")
-@click.argument("name", default="overmind")
+@click.argument("name", default=NAME)
 @_json_option
 @_kernelspec
 def kernel_remove(name: str, as_json: bool) -> None:

@@ -20,7 +20,7 @@ from IPython.core.shellapp import InteractiveShellApp, shell_aliases, shell_flag
 from traitlets import Any as AnyTrait
 from traitlets import Dict, Unicode
 
-from overmind.kernel import connection
+from overmind.kernel import MPLBACKEND, connection
 from overmind.kernel.kernel import Kernel
 from overmind.kernel.shell import ZMQInteractiveShell
 
@@ -59,7 +59,7 @@ def prepare(argv: list[str] | None = None) -> IPKernelApp:
     """Reads the configuration and makes the shell: no sockets, no threads, nothing of the user's runs. `argv` are
     IPython's options. The process must have its environment and HOME by now."""
     # Before any import of matplotlib, and below anything that the user says.
-    os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    os.environ.setdefault("MPLBACKEND", MPLBACKEND)
     app: IPKernelApp = IPKernelApp.instance()
     app.initialize(argv or [])
     app.init_shell()

@@ -202,10 +202,14 @@ class Kernel:
         else:
             with interrupts.armed():
                 content = self._content_for(request)
-            if content is not None:
-                self.reply(request, content)
-            if request.msg_type == "shutdown_request":
-                self._shut_down(request)
+            self._respond(request, content)
+
+    def _respond(self, request: Incoming, content: dict[str, Any] | None) -> None:
+        if content is None:
+            return
+        self.reply(request, content)
+        if request.msg_type == "shutdown_request":
+            self._shut_down(request, content)
 
     async def _execute(self, request: Incoming) -> None:
         if request.aborted:
@@ -273,19 +277,14 @@ class Kernel:
         self._control_request = request
         self.channels.status("busy", raw)
         try:
-            content = self._content_for(request)
-            if content is not None:
-                self.reply(request, content)
-            if request.msg_type == "shutdown_request":
-                self._shut_down(request)
+            self._respond(request, self._content_for(request))
         except Exception as error:
             _complain(error)
             self.reply(request, error_content(error, traceback.format_exception(error)))
         self.channels.status("idle", raw)
 
-    def _shut_down(self, request: Incoming) -> None:
+    def _shut_down(self, request: Incoming, content: dict[str, Any]) -> None:
         children.terminate()
-        content = {"status": "ok", "restart": request.content.get("restart", False)}
         self.publish("shutdown_reply", content, request, topic="shutdown")
         self.loop.call_soon_threadsafe(self._stop_now)
 

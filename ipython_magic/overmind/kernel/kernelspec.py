@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-NAME = "overmind"
-DISPLAY_NAME = "Python 3 (Overmind)"
+from overmind.kernel import DISPLAY_NAME, NAME
+
 _MARK = "overmind"  # in a spec's metadata: what `list` and `remove` go by
 
 

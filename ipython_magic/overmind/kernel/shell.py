@@ -26,6 +26,7 @@ from IPython.utils.process import system
 from traitlets import Any as AnyTrait
 from traitlets import CBool, Instance, Type, default, observe
 
+from overmind.kernel import ENVIRONMENT
 from overmind.kernel.cell_files import CellCompiler
 
 Hook = Callable[[dict[str, Any]], "dict[str, Any] | None"]
@@ -184,11 +185,7 @@ class ZMQInteractiveShell(InteractiveShell):  # type: ignore[misc]
         self.configurables.append(self.history_manager)
 
     def init_environment(self) -> None:
-        # What programs that a cell runs can do: colours yes, paging no.
-        for name in ("FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE"):
-            os.environ[name] = "1"
-        os.environ["TERM"] = "xterm-color"
-        os.environ["PAGER"] = os.environ["GIT_PAGER"] = "cat"
+        os.environ.update(ENVIRONMENT)
 
     def init_virtualenv(self) -> None:
         """A kernel runs in the environment that its kernelspec names, whatever is activated around it."""

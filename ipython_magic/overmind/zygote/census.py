@@ -86,7 +86,7 @@ class Census:
             text = "".join(c if c.isprintable() else "?" for c in message)
             when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-            log = os.open(os.path.join(os.path.dirname(self._path), "launcher.log"), flags, 0o600)
+            log = os.open(_core.config().launcher_log_path, flags, 0o600)
             os.write(log, f"{when} zygote {os.getpid()} {self._facts['target']}: {text}\n".encode())
             os.close(log)
 

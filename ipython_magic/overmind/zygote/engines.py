@@ -13,6 +13,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from overmind.kernel import ENVIRONMENT, MPLBACKEND
+
 
 @dataclass(frozen=True)
 class Engine:
@@ -27,16 +29,7 @@ class Engine:
         importlib.import_module(self.module).serve(connection_file)
 
 
-# As the shell's init_environment() has it, of either kernel.
-_NOTEBOOK = {
-    "TERM": "xterm-color",
-    "CLICOLOR": "1",
-    "FORCE_COLOR": "1",
-    "CLICOLOR_FORCE": "1",
-    "PAGER": "cat",
-    "GIT_PAGER": "cat",
-    "MPLBACKEND": os.environ.get("MPLBACKEND", "module://matplotlib_inline.backend_inline"),
-}
+_NOTEBOOK = {**ENVIRONMENT, "MPLBACKEND": os.environ.get("MPLBACKEND", MPLBACKEND)}
 
 ENGINES = {
     "xeus": Engine("overmind.zygote.xeus_engine", ("overmind.kernel.app",), _NOTEBOOK),

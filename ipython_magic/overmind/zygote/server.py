@@ -54,8 +54,7 @@ class Zygote:
         self._lock = int(lock)
         with open(f"{self._socket_path}.key", "rb") as file:
             self._key = file.read()
-        self._children: dict[int, tuple[int, socket.socket, int]] = {}  # pidfd -> connection, pid
-        self._forked: set[int] = set()
+        self._children: dict[int, tuple[int, socket.socket]] = {}  # pidfd -> pid, connection
         for pid, descriptor in (map(int, word.split(":")) for word in words[5:]):
             os.set_inheritable(descriptor, False)
             self._adopt(pid, socket.socket(fileno=descriptor))
@@ -131,6 +130,7 @@ class Zygote:
         modules = [module for group in self._groups for module in group.modules.values()]
         self._pids = become.own_pids(list(sys.modules.values()))
         self._files = _stamps(modules)
+        self._packages = stash.packages_of(self._groups)
         self.quick_end = preload.ends_in_silence()
         self._census.loaded(sum(len(group.modules) for group in self._groups))
 
@@ -138,7 +138,7 @@ class Zygote:
         """This process again, from its first line; programs that were forked stay its children."""
         self._drop_standby()
         passed = []
-        for _process, (pid, connection, _) in self._children.items():
+        for pid, connection in self._children.values():
             connection.set_inheritable(True)
             passed.append(f"{pid}:{connection.fileno()}")
         os.set_inheritable(self._lock, True)
@@ -247,9 +247,8 @@ class Zygote:
                 return f"{path} was edited, and may change the environment before an import"
         script = os.path.realpath(request.target)
         own = stash.names_in(os.path.dirname(script))
-        hidden = stash.Stash(self._groups).packages
-        if own & hidden:
-            return f"{min(own & hidden)} lies beside the script and would be imported in place of a library"
+        if shadowed := own & self._packages:
+            return f"{min(shadowed)} lies beside the script and would be imported in place of a library"
         return None
 
     def _hand_over(self, connection: socket.socket, descriptors: list[int]) -> None:
@@ -265,10 +264,10 @@ class Zygote:
         self._census.forked()
 
     def _adopt(self, pid: int, connection: socket.socket) -> None:
-        self._children[os.pidfd_open(pid)] = (pid, connection, 0)
+        self._children[os.pidfd_open(pid)] = (pid, connection)
 
     def _bury(self, process: int) -> None:
-        pid, connection, _ = self._children.pop(process)
+        pid, connection = self._children.pop(process)
         os.close(process)
         _, status = os.waitpid(pid, 0)
         with connection, contextlib.suppress(OSError):
@@ -284,7 +283,7 @@ class Zygote:
         pid = os.fork()
         if pid == 0:
             # Objects that would close a number which is then another file's.
-            for owned in (mine, self._listener, *(connection for _, connection, _ in self._children.values())):
+            for owned in (mine, self._listener, *(connection for _, connection in self._children.values())):
                 owned.detach()
             _Standby(self, its).live()
         its.close()
@@ -322,13 +321,13 @@ class _Standby:
         """Prepares, waits for a request, becomes what it says. Whatever fails here ends this process alone: the
         launcher then starts plainly."""
         try:
-            request, _connection = self._wait()
+            request = self._wait()
         except BaseException as error:
             self._zygote._census.note(f"standby failed: {type(error).__name__}: {error}")
             os._exit(70)
         become.leave(request.mode, request.target, request.arguments)
 
-    def _wait(self) -> tuple[wire.Request, int]:
+    def _wait(self) -> wire.Request:
         zygote = self._zygote
         os.setsid()
         channel = self._channel.detach()
@@ -347,7 +346,7 @@ class _Standby:
         waiting.close()
         return self._become(hidden, descriptors)
 
-    def _become(self, hidden: stash.Stash, descriptors: list[int]) -> tuple[wire.Request, int]:
+    def _become(self, hidden: stash.Stash, descriptors: list[int]) -> wire.Request:
         zygote = self._zygote
         connection, memory, folder, life, *passed = descriptors
         request = wire.read(memory)
@@ -359,7 +358,7 @@ class _Standby:
         become.learn(zygote._profile_path, request.mode, request.target, hidden)
         become.die_with(life, request.mode == "kernel")
         become.announce(connection, zygote.quick_end)
-        return request, connection
+        return request
 
 
 def _listen(path: str) -> socket.socket:

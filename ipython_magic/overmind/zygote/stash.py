@@ -78,7 +78,7 @@ class Stash:
     @property
     def packages(self) -> frozenset[str]:
         """Top-level names of all that is out of sight."""
-        return frozenset().union(*(group.packages for group in self._groups[self._next :]))
+        return packages_of(self._groups[self._next :])
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -141,8 +141,9 @@ class Stash:
         for name in changed:
             if group.concerns(name):
                 return f"{name} was changed before {group.name} was imported"
-        for name in self.packages | group.packages if self._new_folders() else ():
-            for folder in self._new_folders():
+        folders = self._new_folders()
+        for name in self.packages | group.packages if folders else ():
+            for folder in folders:
                 if name in self._listing(folder):
                     return f"{name} of {folder} would have been imported with {group.name}"
         return None
@@ -155,6 +156,11 @@ class Stash:
         if found is None:
             found = self._listings[folder] = names_in(folder)
         return found
+
+
+def packages_of(groups: Sequence[Group]) -> frozenset[str]:
+    """Top-level names of all that came with these imports."""
+    return frozenset().union(*(group.packages for group in groups))
 
 
 def names_in(folder: str) -> frozenset[str]:
