@@ -42,6 +42,13 @@ def wrap_all(*targets: tuple[str, Loader]) -> Callable[[PatchSet, ModuleType], N
     return patch
 
 
+def wrap_twins(patches: PatchSet, home: ModuleType, name: str, loader: Loader, other: ModuleType) -> None:
+    """Wraps `name` of `home`, and gives what comes of it to `other`, which has the same function under this name."""
+    before = vars(home).get(name)
+    patches.wrap(home, name, loader)
+    patches.share(other, name, before, vars(home).get(name))
+
+
 def given(call: BoundCall, name: str) -> Any:
     """The argument `name`, or None."""
     return call.arguments.get(name)
@@ -58,6 +65,14 @@ def without(arguments: Mapping[str, str]) -> Refusal:
         return None
 
     return refuse
+
+
+def open_file(call: BoundCall) -> str | None:
+    """Refuses a call that is not given its file `f` by a path."""
+    file = given(call, "f")
+    if isinstance(file, (str, os.PathLike)):
+        return None
+    return f"it reads from a {type(file).__name__}, whose content and position belong to the caller"
 
 
 def remote_code(call: BoundCall) -> str | None:

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from overmind.loader import BoundCall, Loader
-from overmind.loaders.common import given, named
+from overmind.loaders.common import first, given, named, open_file, wrap_twins
 from overmind.patching import PatchSet
 
 _FORCE_ON = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
@@ -23,10 +23,7 @@ def _options() -> Any:
     return getattr(config, "load", None)
 
 
-def _refuse(call: BoundCall) -> str | None:
-    file = given(call, "f")
-    if not isinstance(file, (str, os.PathLike)):
-        return f"it reads from a {type(file).__name__}, whose content and position belong to the caller"
+def _arguments(call: BoundCall) -> str | None:
     location = given(call, "map_location")
     if callable(location) and not _is_device(location):
         return "map_location is a function: what it does can't be known from outside"
@@ -96,7 +93,7 @@ LOAD = Loader(
     name="torch.load",
     target="f",
     libraries=("torch",),
-    refuse=_refuse,
+    refuse=first(open_file, _arguments),
     ambient=_ambient,
 )
 
@@ -107,9 +104,7 @@ def _patch(patches: PatchSet, module: ModuleType) -> None:
     if serialization is None:
         patches.wrap(module, "load", LOAD)
         return
-    before = vars(serialization).get("load")
-    patches.wrap(serialization, "load", LOAD)
-    patches.share(module, "load", before, vars(serialization).get("load"))
+    wrap_twins(patches, serialization, "load", LOAD, module)
 
 
 HOOKS = (("torch", _patch),)

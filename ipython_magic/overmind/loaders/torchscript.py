@@ -3,19 +3,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from types import ModuleType
 
 from overmind.loader import BoundCall, Loader
-from overmind.loaders.common import given, wrap_all
+from overmind.loaders.common import first, given, open_file, wrap_twins
 from overmind.patching import PatchSet
 
 
-def _refuse(call: BoundCall) -> str | None:
-    file = given(call, "f")
-    if not isinstance(file, (str, os.PathLike)):
-        return f"it reads from a {type(file).__name__}, whose content and position belong to the caller"
+def _arguments(call: BoundCall) -> str | None:
     location = given(call, "map_location")
     if location is not None and str(location) != "cpu":
         return f"map_location={location!r}: devices other than the CPU are not tested"
@@ -27,15 +23,15 @@ def _refuse(call: BoundCall) -> str | None:
     return None
 
 
-LOAD = Loader(name="torch.jit.load", target="f", fills="_extra_files", libraries=("torch",), refuse=_refuse)
+LOAD = Loader(
+    name="torch.jit.load", target="f", fills="_extra_files", libraries=("torch",), refuse=first(open_file, _arguments)
+)
 
 
 def _patch(patches: PatchSet, module: ModuleType) -> None:
     """`torch.jit.load` is a second name of `torch.jit._serialization.load`."""
     serialization = sys.modules["torch.jit._serialization"]
-    before = vars(serialization).get("load")
-    wrap_all(("load", LOAD))(patches, serialization)
-    patches.share(module, "load", before, vars(serialization).get("load"))
+    wrap_twins(patches, serialization, "load", LOAD, module)
 
 
 HOOKS = (("torch.jit", _patch),)

@@ -26,6 +26,7 @@ from overmind.loaders.common import (
     second_repository,
     without,
     wrap_all,
+    wrap_twins,
 )
 from overmind.patching import PatchSet
 
@@ -180,9 +181,7 @@ def _patch_pipeline(patches: PatchSet, module: ModuleType) -> None:
     """The lazy package keeps a copy of `pipeline` once somebody asked for it. transformers 5 executes its package twice
     while it imports itself; a copy in the first module, which sys.modules does not have, stays native, and what it
     loads inside is served."""
-    before = vars(module).get("pipeline")
-    patches.wrap(module, "pipeline", PIPELINE)
-    patches.share(sys.modules["transformers"], "pipeline", before, vars(module).get("pipeline"))
+    wrap_twins(patches, module, "pipeline", PIPELINE, sys.modules["transformers"])
 
 
 def _patch_config(patches: PatchSet, module: ModuleType) -> None:
