@@ -283,9 +283,15 @@ def _llama(name: str, **config: int) -> Any:
     return _random(name, torch.bfloat16, lambda: LlamaForCausalLM(LlamaConfig(**config)))
 
 
+def _save_llama(path: Path, name: str, **config: int) -> None:
+    with _quiet():
+        _llama(name, **config).save_pretrained(path)
+
+
 @maker("llama")
 def _make_llama(path: Path) -> None:
-    model = _llama(
+    _save_llama(
+        path,
         "llama",
         vocab_size=32_000,
         hidden_size=2048,
@@ -294,8 +300,6 @@ def _make_llama(path: Path) -> None:
         num_attention_heads=32,
         num_key_value_heads=4,
     )
-    with _quiet():
-        model.save_pretrained(path)
 
 
 def _make_bin(path: Path, source: Path) -> None:
@@ -327,7 +331,8 @@ def _make_tiny_tokenizer(path: Path) -> None:
 
 @maker("tiny_llama")
 def _make_tiny_llama(path: Path) -> None:
-    model = _llama(
+    _save_llama(
+        path,
         "tiny_llama",
         vocab_size=1_000,
         hidden_size=32,
@@ -336,15 +341,14 @@ def _make_tiny_llama(path: Path) -> None:
         num_attention_heads=4,
         num_key_value_heads=2,
     )
-    with _quiet():
-        model.save_pretrained(path)
     vocabulary.byte_tokenizer(1_000, 4).save_pretrained(path)
 
 
 @maker("tiny_llama64")
 def _make_tiny_llama64(path: Path) -> None:
     """Its rows are whole blocks of 64, as bitsandbytes' own kernel for CPUs with AVX-512 needs them."""
-    model = _llama(
+    _save_llama(
+        path,
         "tiny_llama64",
         vocab_size=256,
         hidden_size=64,
@@ -353,8 +357,6 @@ def _make_tiny_llama64(path: Path) -> None:
         num_attention_heads=4,
         num_key_value_heads=2,
     )
-    with _quiet():
-        model.save_pretrained(path)
 
 
 @maker("tiny_llama_bin")

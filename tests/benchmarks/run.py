@@ -22,9 +22,8 @@ from typing import Any
 
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
 
-import psutil
 import report
-from private_store import connect, private_store
+from private_store import connect, private_store, snapshots
 from scenarios import SCENARIOS, folders
 
 HERE = Path(__file__).resolve().parent
@@ -139,7 +138,7 @@ def wait_for_snapshots() -> None:
     """Until no snapshot is at work. One goes on for a while after its commit, at idle priority, to put the segment on
     huge pages; a kernel is restarted later than that, the next process of this benchmark is not."""
     deadline = time.monotonic() + CHILD_SECONDS
-    while any("overmind-snap" in (process.info["name"] or "") for process in psutil.process_iter(["name"])):
+    while snapshots():
         if time.monotonic() > deadline:
             raise SystemExit("a snapshot does not end")
         time.sleep(0.05)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Oracle
-from parity.cases import BEFORE
+from parity.cases import rooted
 
 MYLIB = """
 import socket, threading
@@ -45,7 +45,7 @@ USES = {
 def before(folder: Path) -> str:
     (folder / "mylib.py").write_text(MYLIB)
     (folder / "text").write_text("one\ntwo\n")
-    return f"root = {str(folder)!r}\n{BEFORE}\nsys.path.insert(0, root)\nimport mylib\n"
+    return rooted(folder) + "import mylib\n"
 
 
 @pytest.mark.parametrize("name", USES)

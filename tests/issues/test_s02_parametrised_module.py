@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Oracle
-from parity.cases import BEFORE
+from parity.cases import rooted
 
 MYLIB = """
 import torch
@@ -64,7 +64,7 @@ def own(path):
 def before(oracle: Oracle, folder: Path) -> str:
     """Assignments and imports that each program begins with; the files they speak of are there."""
     (folder / "mylib.py").write_text(MYLIB)
-    start = f"root = {str(folder)!r}\n{BEFORE}\nsys.path.insert(0, root)\n"
+    start = rooted(folder)
     oracle.nat(
         start
         + "torch.save({'0.weight': torch.arange(12.).reshape(4, 3) - 5, '0.bias': torch.zeros(4)}, root + '/w.pt')"

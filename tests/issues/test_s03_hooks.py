@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Oracle
-from parity.cases import BEFORE
+from parity.cases import rooted
 
 MYLIB = """
 import torch
@@ -76,7 +76,7 @@ def with_bound_method(path):
 @pytest.fixture
 def before(oracle: Oracle, folder: Path) -> str:
     (folder / "mylib.py").write_text(MYLIB)
-    start = f"root = {str(folder)!r}\n{BEFORE}\nsys.path.insert(0, root)\n"
+    start = rooted(folder)
     oracle.nat(
         start
         + "import tiny\ntiny.bert(root + '/m', seed=1)\n"

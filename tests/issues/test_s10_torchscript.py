@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Oracle
-from parity.cases import BEFORE
+from parity.cases import rooted
 
 MYLIB = """
 import torch
@@ -126,7 +126,7 @@ def uses(m):
 @pytest.fixture
 def before(oracle: Oracle, folder: Path) -> str:
     (folder / "mylib.py").write_text(MYLIB)
-    start = f"root = {str(folder)!r}\n{BEFORE}\nsys.path.insert(0, root)\n{HELPERS}"
+    start = rooted(folder) + HELPERS
     oracle.nat(start + MAKE)
     return start
 

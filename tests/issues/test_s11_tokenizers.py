@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Oracle
-from parity.cases import BEFORE
+from parity.cases import rooted
 
 MAKE = """
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -33,7 +33,7 @@ t.save_pretrained(root + "/t")
 @pytest.fixture
 def before(oracle: Oracle, folder: Path) -> str:
     (folder / "mylib.py").write_text(MYLIB)
-    start = f"root = {str(folder)!r}\n{BEFORE}\nsys.path.insert(0, root)\n"
+    start = rooted(folder)
     oracle.nat(start + MAKE)
     return start + "from transformers import AutoTokenizer, PreTrainedTokenizerFast\n"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import Oracle
-from parity.cases import BEFORE
+from parity.cases import rooted
 
 MYLIB = """
 import logging
@@ -60,7 +60,7 @@ def talks(path):
 def before(oracle: Oracle, folder: Path) -> str:
     (folder / "mylib.py").write_text(MYLIB)
     (folder / "words").write_text("abc")
-    start = f"root = {str(folder)!r}\n{BEFORE}\nsys.path.insert(0, root)\nimport mylib\n"
+    start = rooted(folder) + "import mylib\n"
     oracle.nat(start + "import tiny\ntiny.bert(root + '/m', seed=1)")
     return start
 

@@ -21,6 +21,11 @@ load = sys.modules["overmind"].load if "overmind" in sys.modules else (lambda fn
 """
 
 
+def rooted(folder: object) -> str:
+    """The beginning of a program that imports from `folder`, which it calls root."""
+    return f"root = {str(folder)!r}\n{BEFORE}\nsys.path.insert(0, root)\n"
+
+
 @dataclass(frozen=True)
 class Load:
     """One row of a table: what is loaded, how, and what is asked of the result besides its description."""

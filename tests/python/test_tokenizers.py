@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from describe import describe
-from overmind import _core, skeleton
+from overmind import skeleton
 from overmind.quirks import tokenizers as quirk
+from segments import copy_of
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import CLIPTokenizer, PreTrainedTokenizerFast
 
@@ -30,16 +31,8 @@ def clip(tmp_path: Path) -> Any:
     return CLIPTokenizer(vocab=vocab, merges=[("a", "b</w>")])
 
 
-def through(value: Any) -> Any:
-    taken = skeleton.take(value, {}, [])
-    segment = _core.make_segment(
-        loader="t", target="t", meta=b"", skeleton=taken.skeleton, tensors=taken.tensors, buffers=taken.buffers
-    )
-    return skeleton.restore(segment, [])
-
-
 def test_the_rust_part_is_built_at_first_use() -> None:
-    restored = through(fast())
+    restored = copy_of(fast())
     assert quirk.PENDING in vars(restored)
     assert restored("ab a <x>").input_ids == fast()("ab a <x>").input_ids
     assert quirk.PENDING not in vars(restored)
@@ -48,23 +41,23 @@ def test_the_rust_part_is_built_at_first_use() -> None:
 
 
 def test_equal_in_every_attribute() -> None:
-    assert describe(through(fast())) == describe(fast())
+    assert describe(copy_of(fast())) == describe(fast())
 
 
 @pytest.mark.parametrize("way", [copy.deepcopy, copy.copy, lambda value: pickle.loads(pickle.dumps(value))])
 def test_copies_are_whole(way: Callable[[Any], Any]) -> None:
     """Also in a process that knows nothing of Overmind: the pickle names none of it."""
-    restored = through(fast())
+    restored = copy_of(fast())
     other = way(restored)
     assert other("ab").input_ids == [3]
-    assert b"overmind" not in pickle.dumps(through(fast()))
+    assert b"overmind" not in pickle.dumps(copy_of(fast()))
 
 
 def test_clips_own_decode_is_kept(tmp_path: Path) -> None:
     """CLIP sets a local function on its Rust tokenizer; pickle of the Rust class drops it without a word."""
     native = clip(tmp_path)
     ids = native("ab b").input_ids
-    restored = through(native)
+    restored = copy_of(native)
     assert "</w>" in Tokenizer.decode(native._tokenizer, ids)
     assert restored.decode(ids) == native.decode(ids)
     assert list(vars(restored._tokenizer)) == ["decode"]
@@ -92,14 +85,14 @@ def test_a_class_that_pickles_in_its_own_way_keeps_it() -> None:
 
 
 def test_the_class_looks_as_before() -> None:
-    through(fast())
+    copy_of(fast())
     assert PreTrainedTokenizerFast._tokenizer is None
     blank = PreTrainedTokenizerFast.__new__(PreTrainedTokenizerFast)
     assert blank._tokenizer is None
 
 
 def test_the_entry_lives_until_the_rust_part_is_built() -> None:
-    restored = [through(fast()) for _ in range(3)]
+    restored = [copy_of(fast()) for _ in range(3)]
     gc.collect()
     assert [tokenizer("ab").input_ids for tokenizer in restored] == [[3]] * 3
 
@@ -113,7 +106,7 @@ def test_big_tables_come_back_equal_and_keep_their_aliases() -> None:
     tokenizer.outer = [tokenizer.nested[0], *range(2000)]
     taken = skeleton.take(tokenizer, {}, [])
     assert b"t2999" not in taken.skeleton and b"s2999" in taken.skeleton, "what has an alias goes through pickle"
-    restored = through(tokenizer)
+    restored = copy_of(tokenizer)
     assert list(restored._vocab.items()) == list(tokenizer._vocab.items())
     assert restored._merges == tokenizer._merges and type(restored._merges[0]) is tuple
     assert restored.shared is restored.same and restored.shared == tokenizer.shared

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from overmind import _core, skeleton
 from overmind.quirks import torchscript
+from segments import copy_of
 from torch import nn
 
 X = torch.linspace(-1, 1, 128).reshape(2, 64)
@@ -57,15 +57,6 @@ def loaded(module: Any) -> Any:
     return torch.jit.load(io.BytesIO(file.getvalue()))
 
 
-def hit(result: Any) -> Any:
-    snapshot = skeleton.take(result, {}, [])
-    segment = _core.make_segment(
-        loader="test", target="t", meta=b"{}", skeleton=snapshot.skeleton, tensors=snapshot.tensors,
-        buffers=snapshot.buffers,
-    )  # fmt: skip
-    return skeleton.restore(segment, [])
-
-
 @pytest.fixture(params=["scripted", "traced", "frozen"])
 def native(request: pytest.FixtureRequest) -> Any:
     net = Net().eval()
@@ -86,7 +77,7 @@ USES: dict[str, Callable[[Any], Any]] = {
     "save": lambda m: loaded(m)(X),
     "freeze": lambda m: str(torch.jit.freeze(m).graph) if getattr(m, "training", True) is False else None,
     "cast": lambda m: m.double()(X.double()),
-    "again": lambda m: hit(m)(X),
+    "again": lambda m: copy_of(m)(X),
     "in a list": lambda m: nn.Sequential(m, m)(X),
     "set": lambda m: [setattr(m, "note", 1), vars(m)["note"]],
     "scripted again": lambda m: torch.jit.script(nn.Sequential(m))(X),
@@ -102,7 +93,7 @@ def _outcome(use: Callable[[Any], Any], module: Any) -> Any:
 
 @pytest.mark.parametrize("use", USES)
 def test_the_first_use_gives_what_it_natively_gives(native: Any, use: str) -> None:
-    restored = hit(native)
+    restored = copy_of(native)
     assert torchscript.PENDING in vars(restored)
     got, right = _outcome(USES[use], restored), _outcome(USES[use], native)
     assert torch.equal(got, right) if isinstance(right, torch.Tensor) else got == right
@@ -111,7 +102,7 @@ def test_the_first_use_gives_what_it_natively_gives(native: Any, use: str) -> No
 
 
 def test_two_threads_get_one_module(native: Any) -> None:
-    restored = hit(native)
+    restored = copy_of(native)
     gate, found = threading.Barrier(4), []
 
     def use() -> None:
@@ -129,7 +120,7 @@ def test_two_threads_get_one_module(native: Any) -> None:
 
 def test_modes_of_the_first_use_do_not_stick() -> None:
     native = loaded(torch.jit.script(Net()))
-    restored = hit(native)
+    restored = copy_of(native)
     with torch.inference_mode(), torch.device("meta"):
         assert restored.lin.weight.device.type == "cpu"
     assert not restored.lin.weight.is_inference()
@@ -140,12 +131,12 @@ def test_modes_of_the_first_use_do_not_stick() -> None:
 
 def test_code_of_another_library_is_compiled_at_once() -> None:
     """Natively it is the load that fails if that library was not imported."""
-    assert torchscript.PENDING not in vars(hit(loaded(torch.jit.script(Packed()))))
+    assert torchscript.PENDING not in vars(copy_of(loaded(torch.jit.script(Packed()))))
 
 
 def test_an_unfinished_module_is_what_it_was() -> None:
     """The descriptors in torch's class change nothing for modules that no hit gave."""
-    hit(loaded(torch.jit.script(Net())))
+    copy_of(loaded(torch.jit.script(Net())))
     with pytest.raises(AttributeError):
         torch.jit.RecursiveScriptModule._c  # noqa: B018
     bare = torch.jit.RecursiveScriptModule.__new__(torch.jit.RecursiveScriptModule)

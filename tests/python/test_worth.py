@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Oracle
-from parity.cases import BEFORE
+from parity.cases import rooted
 
 MYLIB = """
 import time
@@ -41,7 +41,7 @@ def slow(path):
 def before(oracle: Oracle, folder: Path) -> str:
     (folder / "mylib.py").write_text(MYLIB)
     (folder / "text").write_text("one")
-    start = f"root = {str(folder)!r}\n{BEFORE}\nsys.path.insert(0, root)\nimport mylib\n"
+    start = rooted(folder) + "import mylib\n"
     oracle.nat(start)  # and the files are older than the processes that follow
     return start
 

@@ -15,14 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import RUN, wait_for
+from private_store import snapshots
 
 _OURS = f"/tmp/ov-{RUN}-"
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(3600)]  # the wait counts
-
-
-def _snapshots() -> set[int]:
-    """Processes that write a snapshot now, whoever's: they end by themselves."""
-    return {p.pid for p in psutil.process_iter(["name"]) if "overmind-snap" in (p.info["name"] or "")}
 
 
 def test_it_is_the_last_of_its_folder(request: pytest.FixtureRequest) -> None:
@@ -43,8 +39,8 @@ def test_no_process_of_overmind_is_left() -> None:
         if _OURS in words:
             left.append((process.pid, words))
     assert left == []
-    before = _snapshots()
-    wait_for(lambda: not before & _snapshots(), 30, "snapshot processes have ended")
+    before = snapshots()
+    wait_for(lambda: not before & snapshots(), 30, "snapshot processes have ended")
 
 
 def test_no_runtime_folder_is_left() -> None:
