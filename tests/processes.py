@@ -155,7 +155,7 @@ def kill_daemon(runtime: Path) -> None:
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _LOAD_NUMBER, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
-_NUMBERS = {"x86_64": {"memfd_create": 319}, "aarch64": {"memfd_create": 279}}
+_NUMBERS = {"x86_64": {"memfd_create": 319, "ioctl": 16}, "aarch64": {"memfd_create": 279, "ioctl": 29}}
 
 
 class _Instruction(ctypes.Structure):
