@@ -227,9 +227,9 @@ class Opened:
                 raise Refused(f"it wrote {path}, and a hit would not")
         for folder in self._folders:
             self._tree(folder)
-        for file in self._files:  # what the call names counts, wherever it lies
-            if os.path.abspath(file) not in wrote:
-                self._path(os.path.abspath(file))
+        for path in map(os.path.abspath, self._files):  # what the call names counts, wherever it lies
+            if path not in wrote:
+                self._path(path)
         for path in reads:
             if path not in wrote and not _ignored(path):
                 self._path(path)
@@ -272,7 +272,7 @@ _CODE = (".py", ".pyc", ".so", ".pth")
 
 def _ignored(path: str) -> bool:
     """Installed code (its versions are in the key), kernel files, and locks of the hub."""
-    if _is_kernels(path) or _is_lock(path) or _is_bytecode(path):
+    if _ignored_write(path):
         return True
     if not modules.installed_file(path):
         return False
@@ -286,11 +286,10 @@ def _ignored_write(path: str) -> bool:
 def _is_kernels(path: str) -> bool:
     """A device, or a file of /proc or /sys. Not what lies in /dev/shm, nor what a link of /proc leads to elsewhere."""
     kernels = ("/proc/", "/sys/", "/dev/")
-    return path.startswith(kernels) and f"{os.path.realpath(path)}/".startswith(kernels) and not _in_memory(path)
-
-
-def _in_memory(path: str) -> bool:
-    return os.path.realpath(path).startswith("/dev/shm/")
+    if not path.startswith(kernels):
+        return False
+    place = os.path.realpath(path)
+    return f"{place}/".startswith(kernels) and not place.startswith("/dev/shm/")
 
 
 def _is_lock(path: str) -> bool:

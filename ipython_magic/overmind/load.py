@@ -21,6 +21,7 @@ from overmind import (
     borrowing,
     dependencies,
     encoding,
+    foreign_code,
     journal,
     key,
     log,
@@ -29,6 +30,7 @@ from overmind import (
     signals,
     skeleton,
     store,
+    substitution,
     waiting,
     worth,
 )
@@ -168,6 +170,9 @@ def _attempt(
                 slower = worth.note(meta)
                 if slower is not None:
                     return _Bypass(slower)
+                foreign = foreign_code.found(meta["names"])
+                if foreign is not None:
+                    return _Bypass(f"{foreign} in this process")
                 try:
                     parts = request.arguments.resolve(meta["substitutes"])
                 except LookupError as error:
@@ -251,13 +256,17 @@ def _publish(miss: _Miss, recording: Recording, result: Any, native: float) -> t
     numbers, objects = request.arguments.substitutes()
     filled = _filled(request)
     snapshot = skeleton.take(result if filled is None else (result, dict(filled)), numbers, objects)
-    if objects and request.arguments.shares(snapshot.buffers):
+    if objects and substitution.shares(objects, snapshot.buffers):
         return _Bypass("the result is a view of an argument's own memory")
-    depends = recording.dependencies + dependencies.of_classes(snapshot.modules)
+    changed = foreign_code.found(snapshot.names)
+    if changed is not None:
+        return _Bypass(f"{changed} in this process")
+    depends = recording.dependencies + dependencies.of_classes({module for module, _ in snapshot.names})
     buffers, borrowed = borrowing.borrow(snapshot.buffers, depends)
     meta = {
         "dependencies": depends,
         "borrowed": borrowed,
+        "names": sorted(snapshot.names),
         "nbytes": snapshot.nbytes,
         "messages": recording.messages,
         "substitutes": request.arguments.paths(snapshot.used),

@@ -42,7 +42,7 @@ class Snapshot:
     tensors: bytes
     buffers: list[tuple[int, int]]  # (address, nbytes): storages first, then pickle's own buffers
     keepalive: list[Any]  # what owns that memory
-    modules: frozenset[str]  # modules whose globals the pickle refers to
+    names: frozenset[tuple[str, str]]  # (module, qualified name) of all classes and functions in the pickle
     used: frozenset[int]  # numbers of the substitutes that are part of the result
     nbytes: int  # of all of it
 
@@ -122,7 +122,7 @@ def _take(result: Any, substitutes: dict[int, int]) -> Snapshot:
         tensors=tensors,
         buffers=buffers,
         keepalive=[*keepalive, *spans.keepalive],
-        modules=_modules(skeleton),
+        names=_names(skeleton),
         used=frozenset(substitutes[id(item)] for item in keepalive if id(item) in substitutes),
         nbytes=len(skeleton) + len(tensors) + sum(nbytes for _, nbytes in buffers),
     )
@@ -162,7 +162,7 @@ class _Spans:
 
     def add_array(self, array: Any) -> None:
         """A numpy array whose bytes pickle puts into the stream, or whose objects."""
-        if type(array).__module__ == "numpy" and array.flags.forc and not array.dtype.hasobject:
+        if type(array).__module__ == "numpy" and not array.dtype.hasobject:
             return  # add_buffer() sees it
         from numpy.lib.array_utils import byte_bounds
 
@@ -184,12 +184,12 @@ class _Spans:
                 end_writable = max(end_writable, address + nbytes)
 
 
-def _modules(skeleton: bytes) -> frozenset[str]:
-    names = _core.pickle_globals(skeleton)
+def _names(skeleton: bytes) -> frozenset[tuple[str, str]]:
+    names = frozenset(_core.pickle_globals(skeleton))
     for module, name in names:
         if module in ("__main__", "__mp_main__"):
             raise Unsupported(f"the result refers to {name}, which is defined in the notebook or script itself")
-    return frozenset(module for module, _ in names)
+    return names
 
 
 def _backend(needs_torch: bool) -> Any:

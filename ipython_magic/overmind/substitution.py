@@ -81,21 +81,6 @@ class Arguments:
                 found.append(self._walk(path))
         return found
 
-    def shares(self, buffers: Sequence[tuple[int, int]]) -> bool:
-        """True if any (address, nbytes) of a result lies in memory of an argument's tensor or array.
-
-        Such a result is a view of the caller's data natively, and would be a copy on a hit.
-        """
-        spans = sorted(span for value in self.substitutes()[1] for span in _memory(value))
-        starts = [start for start, _ in spans]
-        # The furthest end of a span and all before it: one look answers for all that begin early enough.
-        ends = list(itertools.accumulate((start + length for start, length in spans), max))
-        for address, nbytes in buffers:
-            before = bisect.bisect_left(starts, address + nbytes)
-            if nbytes and before and ends[before - 1] > address:
-                return True
-        return False
-
     def _walk(self, steps: list[Any]) -> Any:
         value: Any = self._arguments
         position = 0
@@ -103,6 +88,22 @@ class Arguments:
             value = _step(value, steps[position], steps[position + 1])
             position += 2
         return value
+
+
+def shares(objects: Sequence[Any], buffers: Sequence[tuple[int, int]]) -> bool:
+    """True if any (address, nbytes) of a result lies in memory of a tensor or array among substitutes()' objects.
+
+    Such a result is a view of the caller's data natively, and would be a copy on a hit.
+    """
+    spans = sorted(span for value in objects for span in _memory(value))
+    starts = [start for start, _ in spans]
+    # The furthest end of a span and all before it: one look answers for all that begin early enough.
+    ends = list(itertools.accumulate((start + length for start, length in spans), max))
+    for address, nbytes in buffers:
+        before = bisect.bisect_left(starts, address + nbytes)
+        if nbytes and before and ends[before - 1] > address:
+            return True
+    return False
 
 
 def _steps(node: Node) -> list[Any]:

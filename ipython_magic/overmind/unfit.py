@@ -46,7 +46,7 @@ def inspector_of(add_array: Inspector) -> Callable[[type], Inspector | None]:
                 return _refusal(f"{reason} ({kind.__module__}.{kind.__qualname__})")
         numpy = sys.modules.get("numpy")
         if numpy is not None and issubclass(kind, numpy.ndarray):
-            return add_array
+            return _array_inspector(kind, numpy.ndarray, add_array)
         if kind.__module__.split(".")[0] == "tokenizers":
             return tokenizers.refuse_attributes
         torch = sys.modules.get("torch")
@@ -62,6 +62,27 @@ def _refusal(reason: str) -> Inspector:
         raise Unfit(reason)
 
     return refuse
+
+
+def _array_inspector(kind: Any, plain: Any, add_array: Inspector) -> Inspector:
+    drops_attributes = (
+        kind is not plain and kind.__reduce_ex__ is plain.__reduce_ex__ and kind.__reduce__ is plain.__reduce__
+    )
+
+    def inspect(array: Any) -> None:
+        if drops_attributes and getattr(array, "__dict__", None):
+            raise Unfit(
+                f"a {kind.__module__}.{kind.__qualname__} whose attributes pickle drops ({', '.join(vars(array))})"
+            )
+        if not array.flags.forc and array.size:
+            raise Unfit(
+                "an array with gaps, turned, repeated or reversed axes, which pickle gives back as a plain block"
+            )
+        if array.dtype.hasobject and not array.flags.writeable:
+            raise Unfit("a read-only array of objects, which pickle gives back as a writable one")
+        add_array(array)
+
+    return inspect
 
 
 def _tensor_inspector(kind: Any, torch: Any) -> Inspector | None:

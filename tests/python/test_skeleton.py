@@ -18,13 +18,8 @@ import numpy as np
 import pytest
 import torch
 from overmind import _core, _torch, log, skeleton, torch_fallback
+from segments import copy_of, segment_of
 from torch import nn
-
-
-def segment_of(snapshot: skeleton.Snapshot) -> _core.Segment:
-    return _core.make_segment(
-        loader="l", target="t", meta=b"", skeleton=snapshot.skeleton, tensors=snapshot.tensors, buffers=snapshot.buffers
-    )
 
 
 @pytest.fixture(params=["_torch", "fallback"], autouse=True)
@@ -32,10 +27,6 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param == "fallback":
         monkeypatch.setattr(skeleton, "_backend", lambda needs_torch: torch_fallback)
     return str(request.param)
-
-
-def copy_of(value: Any) -> Any:
-    return skeleton.restore(segment_of(skeleton.take(value, {}, [])), [])
 
 
 def refusal(value: Any) -> str:
@@ -179,15 +170,16 @@ class TestAliases:
         a, b, c = copy_of([one, one, torch.ones(3)._typed_storage()])
         assert a is b and a is not c and a.dtype == torch.float32 and list(a) == [1, 1, 1]
 
-    @pytest.mark.parametrize("kind", ["numpy and torch", "two views", "strided view", "storage slices", "object views"])
+    @pytest.mark.parametrize("kind", ["numpy and torch", "two views", "turned view", "storage slices", "object views"])
     def test_memory_shared_otherwise_is_refused(self, kind: str) -> None:
         array = np.arange(100.0)
+        grid = np.arange(24.0).reshape(2, 3, 4)
         objects = np.array([1, "a", None], dtype=object)
         storage = torch.arange(100).untyped_storage()
         value = {
             "numpy and torch": lambda: [array, torch.from_numpy(array)],
             "two views": lambda: [array[:50], array[40:]],
-            "strided view": lambda: [array, array[::2]],
+            "turned view": lambda: [grid, grid.T],
             "storage slices": lambda: [
                 torch.tensor([], dtype=torch.uint8).set_(storage[0:50]),
                 torch.tensor([], dtype=torch.uint8).set_(storage[40:]),
@@ -202,19 +194,43 @@ class TestAliases:
         assert np.array_equal(first, array[:50]) and np.array_equal(second, array[50:])
 
 
+class TaggedArray(np.ndarray):
+    unit: str
+
+
 class TestArrays:
     @pytest.mark.parametrize("make", [
         lambda: np.arange(20.0).reshape(4, 5), lambda: np.asfortranarray(np.ones((3, 4))),
         lambda: np.zeros(0), lambda: np.array(3),
-        lambda: np.arange(20)[::3], lambda: np.array(["a", "bc"]), lambda: np.array([1, None], dtype=object),
+        lambda: np.arange(24).reshape(2, 3, 4).T, lambda: np.array(["a", "bc"]),
+        lambda: np.array([1, None], dtype=object),
         lambda: np.zeros(3, dtype=[("x", "i4"), ("y", "f8")]), lambda: np.ma.masked_array([1, 2], [True, False]),
     ])  # fmt: skip
     def test_arrays(self, make: Any) -> None:
         value = make()
         again = copy_of(value)
         assert type(again) is type(value) and again.dtype == value.dtype and again.flags.writeable
-        assert again.flags.f_contiguous == value.flags.f_contiguous or not value.flags.forc
+        assert again.strides == value.strides or value.size == 0
         assert np.array_equal(np.asarray(again), np.asarray(value))
+
+    @pytest.mark.parametrize("make", [
+        lambda: np.broadcast_to(np.arange(3), (4, 3)), lambda: np.arange(6)[::-1], lambda: np.arange(20)[::3],
+        lambda: np.arange(12).reshape(3, 4)[:, ::2], lambda: np.arange(24).reshape(2, 3, 4).transpose(1, 0, 2),
+        lambda: np.ma.masked_array(np.arange(6)[::-1]),
+    ])  # fmt: skip
+    def test_a_layout_that_pickle_changes_is_refused(self, make: Any) -> None:
+        assert "plain block" in refusal(make())
+
+    def test_attributes_of_an_array_are_not_dropped(self) -> None:
+        value = np.arange(4).view(TaggedArray)
+        assert type(copy_of(value)) is TaggedArray
+        value.unit = "m"
+        assert "attributes pickle drops (unit)" in refusal(value)
+
+    def test_a_read_only_array_of_objects_is_refused(self) -> None:
+        value = np.array([None, 1], dtype=object)
+        value.setflags(write=False)
+        assert "read-only" in refusal(value)
 
     def test_read_only_stays_read_only(self) -> None:
         value = np.arange(5)
@@ -470,7 +486,7 @@ def test_records_that_lie_are_an_error() -> None:
         lying = bytearray(snapshot.tensors)
         lying[at] ^= 0xFF
         snapshot_of_lies = skeleton.Snapshot(
-            snapshot.skeleton, bytes(lying), snapshot.buffers, [], snapshot.modules, snapshot.used, snapshot.nbytes
+            snapshot.skeleton, bytes(lying), snapshot.buffers, [], snapshot.names, snapshot.used, snapshot.nbytes
         )
         try:
             value = skeleton.restore(segment_of(snapshot_of_lies), [])
@@ -479,8 +495,11 @@ def test_records_that_lie_are_an_error() -> None:
         assert not isinstance(value, torch.Tensor) or value.numel() == 0 or value.untyped_storage().nbytes() == 12
 
 
-def test_modules_of_the_globals() -> None:
-    assert skeleton.take([nn.ReLU()], {}, []).modules == {"torch.nn.modules.activation", "collections"}
+def test_names_of_the_globals() -> None:
+    assert skeleton.take([nn.ReLU()], {}, []).names == {
+        ("torch.nn.modules.activation", "ReLU"),
+        ("collections", "OrderedDict"),
+    }
 
 
 def test_another_torch_is_one_warning_and_no_failure(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:

@@ -16,7 +16,7 @@ from diffusers import DDIMScheduler
 from overmind import key
 from overmind.encoding import Uncacheable
 from overmind.loader import Loader
-from overmind.substitution import Arguments
+from overmind.substitution import shares
 from transformers import BertConfig, BertForMaskedLM
 
 PIPELINE = Loader(name="pipeline", embeds_modules=True)
@@ -147,9 +147,8 @@ def test_a_path_that_leads_nowhere_is_a_lookup_error() -> None:
 
 def test_memory_of_the_arguments_is_known() -> None:
     tensor, array, vae = torch.arange(8), np.arange(8), torch.nn.Linear(2, 2)
-    arguments = request(tensor=tensor, array=array, vae=vae).arguments
-    assert arguments.shares([(tensor[4:].data_ptr(), 8)])
-    assert arguments.shares([(array[4:].ctypes.data, 8)])
-    assert arguments.shares([(vae.weight.data_ptr(), 4)])
-    assert not arguments.shares([(torch.arange(8).data_ptr(), 64), (tensor.data_ptr() + tensor.nbytes, 8), (0, 0)])
-    assert isinstance(arguments, Arguments)
+    objects = request(tensor=tensor, array=array, vae=vae).arguments.substitutes()[1]
+    assert shares(objects, [(tensor[4:].data_ptr(), 8)])
+    assert shares(objects, [(array[4:].ctypes.data, 8)])
+    assert shares(objects, [(vae.weight.data_ptr(), 4)])
+    assert not shares(objects, [(torch.arange(8).data_ptr(), 64), (tensor.data_ptr() + tensor.nbytes, 8), (0, 0)])
