@@ -79,6 +79,17 @@ install_requirements() {
   "${pip[@]}" torch==2.13.0
   "${pip[@]}" 'scikit-build-core>=0.10' 'pybind11>=2.13'
   "${pip[@]}" --no-build-isolation -e '.[test,lint]'
+  install_stable_fast
+}
+
+# Built against this torch beforehand: building takes ten minutes. Without the wheel its tests are skipped.
+install_stable_fast() {
+  local wheel
+  for wheel in ../shared/wheels/stable_fast-*.whl; do
+    [[ -e $wheel ]] || continue
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "$wheel" ||
+      say "$wheel does not fit this Python: the tests of stable-fast are skipped"
+  done
 }
 
 build_package() {

@@ -75,6 +75,18 @@ class PatchSet:
         if vars(module).get(name) is old and new is not old:
             self._replace(module, name, old, new)
 
+    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """Puts `make(what is there)` at `owner.name`: for what is no loader, but has a part in a load."""
+        old = vars(owner).get(name)
+        if callable(old):
+            self._replace(owner, name, old, make(old))
+        elif self._strict:
+            raise MissingTargetError(f"{owner.__name__}.{name} does not exist")
+
+    def call(self, loader: Loader, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """A load of Overmind's own making: `function(*args)`, from the cache where that is the same."""
+        return self._call(loader, function, args, {}, None)
+
     def _replace(self, owner: Any, name: str, old: Any, new: Any) -> None:
         with self._lock:
             if not self.active:

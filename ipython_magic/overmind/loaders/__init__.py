@@ -14,9 +14,9 @@ Patch = Callable[[PatchSet, ModuleType], None]
 
 def install(patches: PatchSet, hooks: ImportHooks) -> None:
     """Wraps every loader of the modules that are imported, now or as soon as they are."""
-    from overmind.loaders import diffusers, safetensors, torch, torchscript, transformers
+    from overmind.loaders import diffusers, safetensors, stable_fast, torch, torchscript, transformers
 
-    for library in (torch, torchscript, safetensors, transformers, diffusers):
+    for library in (torch, torchscript, safetensors, transformers, diffusers, stable_fast):
         for name, patch in library.HOOKS:
             hooks.add(name, _bound(patch, patches))
 

@@ -59,7 +59,7 @@ class Scripts:
     def _reduce(self, module: Any) -> tuple[Any, ...]:
         outline = _outline(module)
         storages = list(self._storages(module))
-        archive = _archive(module._c, storages)
+        archive = write_archive(module._c, storages)
         parameters = [type(part).__qualname__ == "Parameter" for part in _parameters(module._c)]
         parameters = parameters if any(parameters) else []
         function = restore if _uses_libraries(archive) else restore_later
@@ -69,7 +69,7 @@ class Scripts:
         """Each storage of the module's tensors, once."""
         met: set[int] = set()
         for tensor in self._walk(module._c):
-            _refuse_lost_state(tensor)
+            refuse_lost_state(tensor)
             self._tensors[tensor._cdata] = tensor
             storage = tensor.untyped_storage()
             if storage._cdata not in met:
@@ -85,10 +85,10 @@ class Scripts:
         while stack:
             current = stack.pop()
             for table in (ParameterDict, BufferDict):
-                yield from (tensor for _, tensor in _items(table(current)) if tensor is not None)
+                yield from (tensor for _, tensor in items(table(current)) if tensor is not None)
             for name in current._method_names():
                 yield from _constants(current._get_method(name).graph)
-            parts = [part for _, part in _items(ModuleDict(current)) if hash(part) not in met]
+            parts = [part for _, part in items(ModuleDict(current)) if hash(part) not in met]
             met.update(map(hash, parts))
             stack += parts
         if met & self._taken:
@@ -148,19 +148,26 @@ def restore(archive: Any, storages: list[Any], outline: list[Any], parameters: l
     """Pickle's call on a hit."""
     import torch
 
-    context = torch._C.DeserializationStorageContext()
-    for index, storage in enumerate(storages):
-        context.add_storage(f"{index}.storage", torch.empty(0, dtype=torch.uint8).set_(storage))
-    reader = torch._C.PyTorchFileReader(io.BytesIO(archive))
-    unit = torch._C.CompilationUnit()
-    compiled = torch._C._import_ir_module_from_package(unit, reader, context, None, "0")
+    compiled = compile_archive(archive, storages)
     for tensor, is_parameter in zip(_parameters(compiled), parameters, strict=False):
         if is_parameter:
             tensor.__class__ = torch.nn.Parameter
     return _wrap(compiled, outline)
 
 
-def _archive(compiled: Any, storages: list[Any]) -> bytes:
+def compile_archive(archive: Any, storages: list[Any]) -> Any:
+    """The compiled module (torch._C.ScriptModule) of what write_archive() gave, over these storages."""
+    import torch
+
+    context = torch._C.DeserializationStorageContext()
+    for index, storage in enumerate(storages):
+        context.add_storage(f"{index}.storage", torch.empty(0, dtype=torch.uint8).set_(storage))
+    reader = torch._C.PyTorchFileReader(io.BytesIO(archive))
+    unit = torch._C.CompilationUnit()
+    return torch._C._import_ir_module_from_package(unit, reader, context, None, "0")
+
+
+def write_archive(compiled: Any, storages: list[Any]) -> bytes:
     """Code, attributes and small constants; a tensor on one of `storages` is written as that storage's number."""
     import torch
 
@@ -181,13 +188,13 @@ def _parameters(compiled: Any) -> Iterator[Any]:
     """All parameters, in an order that the archive keeps."""
     from torch._C import ModuleDict, ParameterDict
 
-    for _, tensor in _items(ParameterDict(compiled)):
+    for _, tensor in items(ParameterDict(compiled)):
         yield tensor
-    for _, part in _items(ModuleDict(compiled)):
+    for _, part in items(ModuleDict(compiled)):
         yield from _parameters(part)
 
 
-def _items(table: Any) -> Any:
+def items(table: Any) -> Any:
     """torch's tables of a module's parts; its stubs do not know their methods."""
     return table.items()
 
@@ -197,11 +204,16 @@ def _constants(graph: Any) -> Iterator[Any]:
     for node in graph.findAllNodes("prim::Constant"):
         if node.hasAttribute("value") and node.kindOf("value") == "t":
             tensor = node.t("value")
-            if tensor.numel() * tensor.element_size() >= _BIG:
+            if is_big(tensor):
                 yield tensor
 
 
-def _refuse_lost_state(tensor: Any) -> None:
+def is_big(tensor: Any) -> bool:
+    """Whether a constant of a graph lies out of the archive, as a storage."""
+    return bool(tensor.numel() * tensor.element_size() >= _BIG)
+
+
+def refuse_lost_state(tensor: Any) -> None:
     import torch
 
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
@@ -283,7 +295,7 @@ def _wrap(compiled: Any, outline: list[Any]) -> Any:
     kind, name, has_type, children = outline
     if kind:
         return _traced(kind, name, _wrap(compiled, children[0][1]))
-    parts = dict(_items(torch._C.ModuleDict(compiled)))
+    parts = dict(items(torch._C.ModuleDict(compiled)))
 
     def fill(module: Any) -> None:
         for child, inner in children:

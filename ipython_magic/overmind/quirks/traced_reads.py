@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: MIT
+"""Whether a trace depends on the values of its inputs.
+
+Python code that reads a tensor while it is traced (`if x.sum() > 0`, `int(n)`) puts what it read, or what it did
+because of it, into the trace for good. A size that is read that way belongs to the signature of the inputs; a value
+does not, and a trace with such a read is no use for other values. torch warns of each read but does not say of
+which tensor, and a function mode does not see what Python code of torch itself reads. So for the time of a trace
+the reading methods of torch.Tensor are wrapped, and what is read is followed back through the graph.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_METHODS = (
+    "__bool__", "__int__", "__float__", "__complex__", "__index__", "__dlpack__", "item", "tolist", "numpy",
+    "is_nonzero", "equal", "allclose", "data_ptr", "untyped_storage", "storage",
+)  # fmt: skip
+_FUNCTIONS = ("is_nonzero", "equal", "allclose")
+_ABSENT = object()
+
+_lock = threading.Lock()
+_local = threading.local()
+_watching = 0
+_replaced: list[tuple[Any, str, Any, Any]] = []
+
+
+class Reads:
+    """What one trace, on the thread that began watching, has read. `values`: which flat inputs are the user's
+    tensors; those that carry structure are read always, and are equal for equal signatures."""
+
+    def __init__(self, values: list[bool]) -> None:
+        self.refusal: str | None = None
+        self._values = values
+
+    def note(self, parts: list[Any]) -> None:
+        """A read of the tensors among `parts`. Raises nothing: it happens in the middle of the user's code.
+
+        torch names what it traces after local variables that hold it; none does here.
+        """
+        import torch
+
+        if self.refusal is not None or not torch.jit.is_tracing():
+            return
+        numbers = [number for number, kind in enumerate(map(type, parts)) if issubclass(kind, torch.Tensor)]
+        try:
+            if any(self._of_value(torch._C._get_value_trace(parts[number])) for number in numbers):
+                self.refusal = "a trace that depends on the values of its inputs or weights, which its code reads"
+        except Exception as error:
+            self.refusal = f"a trace that read what could not be followed ({error})"
+
+    def _of_value(self, value: Any) -> bool:
+        """Whether `value` was computed from the elements of an input or a weight, and not from sizes alone."""
+        seen: set[str] = set()
+        stack = [value]
+        while stack:
+            value = stack.pop()
+            if value.debugName() in seen:
+                continue
+            seen.add(value.debugName())
+            node = value.node()
+            kind = node.kind()
+            if kind in ("prim::TracedAttr", "prim::GetAttr"):
+                return True
+            if kind == "prim::Param":
+                names = [output.debugName() for output in node.outputs()][-len(self._values) :]
+                if value.debugName() not in names or self._values[names.index(value.debugName())]:
+                    return True
+            elif kind not in ("aten::size", "aten::dim", "aten::numel"):
+                stack += node.inputs()
+        return False
+
+
+@contextmanager
+def watched(reads: Reads) -> Iterator[None]:
+    """Notes every read of this thread. Other threads pass."""
+    _install()
+    _local.reads = reads
+    try:
+        yield
+    finally:
+        _local.reads = None
+        _remove()
+
+
+def dynamic(graph: Any) -> bool:
+    """Whether the graph has an operator whose output's size depends on values: that size may have been read."""
+    return any(_is_dynamic(node) for node in _nodes(graph))
+
+
+def _nodes(block: Any) -> Iterator[Any]:
+    for node in block.nodes():
+        yield node
+        for inner in node.blocks():
+            yield from _nodes(inner)
+
+
+def _is_dynamic(node: Any) -> bool:
+    if node.kind() != "aten::index":
+        return _has_dynamic_overload(node.kind())
+    indices = list(node.inputs())[1].node().inputs()
+    kinds = [str(index.type()) for index in indices]
+    return not all(kind == "NoneType" or kind.startswith(("Long(", "Int(")) for kind in kinds)
+
+
+@functools.cache
+def _has_dynamic_overload(kind: str) -> bool:
+    import torch
+
+    library, _, name = kind.partition("::")
+    packet = getattr(torch.ops.aten, name, None) if library == "aten" else None
+    if packet is None:
+        return library not in ("prim", "aten")
+    tags = [tag for overload in packet.overloads() for tag in getattr(packet, overload).tags]
+    return torch.Tag.dynamic_output_shape in tags
+
+
+def _install() -> None:
+    global _watching
+    import torch
+
+    with _lock:
+        _watching += 1
+        if _watching > 1:
+            return
+        for owner, names in ((torch.Tensor, _METHODS), (torch, _FUNCTIONS)):
+            for name in names:
+                old = vars(owner).get(name, _ABSENT)
+                new = _wrapper(getattr(owner, name))
+                setattr(owner, name, new)
+                _replaced.append((owner, name, old, new))
+
+
+def _remove() -> None:
+    global _watching
+    with _lock:
+        _watching -= 1
+        if _watching:
+            return
+        while _replaced:
+            owner, name, old, new = _replaced.pop()
+            if vars(owner).get(name) is not new:
+                continue  # somebody else's by now; ours below it only passes on
+            if old is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, old)
+
+
+def _wrapper(native: Callable[..., Any]) -> Callable[..., Any]:
+    def read(*args: Any, **kwargs: Any) -> Any:
+        reads = getattr(_local, "reads", None)
+        if reads is not None:
+            reads.note([*args, *kwargs.values()])
+        return native(*args, **kwargs)
+
+    functools.update_wrapper(read, native)
+    return read
