@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -45,6 +46,8 @@ class Session:
             self.manager.connection_file = str(folder / "k.json")
         if transport == "ipc":
             self.manager.ip = str(folder / "k")
+        # A plain start: what a zygote adds is the matter of tests/starts.
+        options["env"] = {**(options.get("env") or os.environ), "OVERMIND_ZYGOTE": "0"}
         self.manager.start_kernel(**options)
         self.client = self.manager.client()
         self.client.start_channels()

@@ -19,7 +19,7 @@ try:
 except ImportError as error:
     sys.exit(f"overmind: its compiled part can't be imported ({error}); reinstall overmind-jupyter for this Python")
 from overmind import display as shown
-from overmind.kernel import DISPLAY_NAME, NAME
+from overmind.kernel import NAME
 
 
 def _safely(function: Callable[..., None]) -> Callable[..., None]:
@@ -215,15 +215,24 @@ def _kernelspec(function: Callable[..., None]) -> Callable[..., None]:
 @kernel.command("install")
 @click.option("--user", is_flag=True, help="For this user, whatever environment Jupyter runs in.")
 @click.option("--sys-prefix", is_flag=True, help="Into this environment (the default in a virtual one).")
-@click.option("--name", default=NAME, show_default=True, help="Name of the kernelspec.")
-@click.option("--display-name", default=DISPLAY_NAME, show_default=True, help="Name that frontends show.")
+@click.option(
+    "--engine",
+    type=click.Choice(["xeus", "ipykernel"]),
+    default="xeus",
+    show_default=True,
+    help="Our own kernel, or an ipykernel that starts as fast.",
+)
+@click.option("--name", help=f"Name of the kernelspec; {NAME} if not given, for ipykernel {NAME}-ipykernel.")
+@click.option("--display-name", help="Name that frontends show.")
 @_json_option
 @_kernelspec
-def kernel_install(user: bool, sys_prefix: bool, name: str, display_name: str, as_json: bool) -> None:
+def kernel_install(
+    user: bool, sys_prefix: bool, engine: str, name: str | None, display_name: str | None, as_json: bool
+) -> None:
     """Install the kernel, or refresh it."""
     from overmind.kernel import kernelspec
 
-    folder = kernelspec.install(name, user=user, sys_prefix=sys_prefix, display_name=display_name)
+    name, folder = kernelspec.install(name, engine=engine, user=user, sys_prefix=sys_prefix, display_name=display_name)
     _print({"name": name, "folder": str(folder)}, f"{name} installed in {folder}", as_json)
 
 

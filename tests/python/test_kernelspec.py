@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ def test_install_list_remove(tmp_path: Path) -> None:
     assert listed() == {"overmind": str(folder)}
     spec = json.loads((folder / "kernel.json").read_text())
     assert spec["argv"] == kernelspec.argv()
-    assert spec["argv"][0] == sys.executable and "{connection_file}" in spec["argv"]
+    assert os.access(spec["argv"][0], os.X_OK) and "{connection_file}" in spec["argv"]
+    assert spec["metadata"]["interpreter"]["path"] == sys.executable
     assert spec["display_name"] == "Python 3 (Overmind)"
     assert spec["language"] == "python"
     assert folder.stat().st_mode & 0o055 == 0o055, "other users of a shared installation must read it"
@@ -53,6 +55,17 @@ def test_into_the_environment_under_another_name(tmp_path: Path) -> None:
     assert json.loads(result.output) == {"name": "mine", "folder": str(folder)}
     assert json.loads((folder / "kernel.json").read_text())["display_name"] == "Mine"
     assert run("remove", "mine").exit_code == 0
+
+
+def test_an_ipykernel_that_starts_as_fast(tmp_path: Path) -> None:
+    assert run("install", "--user").exit_code == 0
+    assert run("install", "--user", "--engine", "ipykernel").exit_code == 0
+    folder = tmp_path / "user" / "kernels" / "overmind-ipykernel"
+    assert listed() == {"overmind": str(tmp_path / "user" / "kernels" / "overmind"), "overmind-ipykernel": str(folder)}
+    spec = json.loads((folder / "kernel.json").read_text())
+    assert spec["argv"] == kernelspec.argv("ipykernel") != kernelspec.argv()
+    assert spec["display_name"] == "Python 3 (Overmind, ipykernel)"
+    assert run("remove", "overmind-ipykernel").exit_code == 0
 
 
 def test_the_default_is_the_environment_if_it_is_a_virtual_one(tmp_path: Path) -> None:

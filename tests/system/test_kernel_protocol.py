@@ -19,6 +19,7 @@ def installed() -> Iterator[None]:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("JUPYTER_DATA_DIR", folder)
         patch.setenv("IPYTHONDIR", str(Path(folder, "ipython")))
+        patch.setenv("OVERMIND_ZYGOTE", "0")
         kernelspec.install(user=True)
         yield
 
