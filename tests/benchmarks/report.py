@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from kernels import PHASES
 from scenarios import SCENARIOS, Scenario
 
 PACKAGES = (
@@ -110,6 +111,38 @@ def bare(samples: dict[str, dict[str, list[float]]], entries: int) -> dict[str, 
     return {"title": "hit of a tiny object", "entries": entries, "loaders": loaders, "goals": goals}
 
 
+def kernels(found: dict[str, Any]) -> dict[str, Any]:
+    restarts = {
+        way: [statistics.median(phase) for phase in zip(*samples, strict=True)]
+        for way, samples in found["restarts"]["samples"].items()
+    }
+    total = {way: statistics.median(map(sum, samples)) for way, samples in found["restarts"]["samples"].items()}
+    answers = {
+        way: {name: statistics.median(each) for name, each in samples.items()}
+        for way, samples in found["answers"]["samples"].items()
+    }
+    scripts = {name: statistics.median(each) for name, each in found["scripts"]["samples"].items()}
+    theirs, own = answers["ipykernel"], answers["warm"]
+    goals = [
+        goal("restart to loaded pipeline at most 1/25 of ipykernel's", total["warm"], total["ipykernel"] / 25, "s"),
+        goal("restart to loaded pipeline at most 0.6 s", total["warm"], 0.6, "s"),
+        goal("the same without a zygote at most ipykernel's", total["cold"], total["ipykernel"], "s"),
+        goal("fresh start at most 0.45 s", own["start"], 0.45, "s"),
+        *(goal(f"{name}: at most ipykernel's", own[name], theirs[name], "s") for name in own if name != "start"),
+        goal("script at most 1/20 of python's", scripts["overmind run"], scripts["python"] / 20, "s"),
+    ]
+    return {
+        "title": "kernels and scripts",
+        "restarts": restarts,
+        "total": total,
+        "answers": answers,
+        "scripts": scripts,
+        "idle_bytes": found["restarts"]["idle_bytes"],
+        "goals": goals,
+        "samples": {part: found[part]["samples"] for part in found},
+    }
+
+
 def document(results: dict[str, Any], runs: int, quick: bool) -> dict[str, Any]:
     return {
         "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -182,6 +215,8 @@ def table(found: dict[str, Any]) -> str:
                 f"bare hit, {loader}: {seconds(values['one_entry'])}; with {results['bare']['entries']:,} entries "
                 f"{seconds(values['many_entries'])} ({values['change']:+.1%})"
             )
+    if "kernels" in results:
+        lines += _kernel_lines(results["kernels"])
     lines.append("")
     for name, result in results.items():
         for entry in result["goals"]:
@@ -192,6 +227,23 @@ def table(found: dict[str, Any]) -> str:
     if found["quick"]:
         lines.append("quick run on small models: the figures mean nothing")
     return "\n".join(lines)
+
+
+def _kernel_lines(found: dict[str, Any]) -> list[str]:
+    head = ["restart", *PHASES, "all"]
+    rows = [[way, *map(seconds, phases), seconds(found["total"][way])] for way, phases in found["restarts"].items()]
+    names = list(found["answers"]["warm"])
+    answers = [[way, *(seconds(values[name]) for name in names)] for way, values in found["answers"].items()]
+    python, ours = found["scripts"]["python"], found["scripts"]["overmind run"]
+    return [
+        "",
+        *_grid([head, *rows]),
+        "",
+        *_grid([["kernel", *names], *answers]),
+        "",
+        f"script: python {seconds(python)}, overmind run {seconds(ours)} ({python / ours:.1f}x); "
+        f"idle zygote and standby: PSS {found['idle_bytes'] / 1e6:.0f} MB",
+    ]
 
 
 def _load_rows(name: str, result: dict[str, Any]) -> list[list[str]]:

@@ -22,6 +22,7 @@ from typing import Any
 
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
 
+import kernels
 import report
 from private_store import connect, private_store, snapshots
 from scenarios import SCENARIOS, folders
@@ -30,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 
 CHILD_SECONDS = 900
-OTHERS = ("memory", "bare")
+OTHERS = ("memory", "bare", "kernels")
 MODES = ("plain", "miss", "hit")
 
 
@@ -205,6 +206,14 @@ def measure_bare(bench: Bench, runs: int, entries: int, hits: int) -> dict[str, 
     return report.bare(samples, entries)
 
 
+def measure_kernels(bench: Bench, runs: int) -> dict[str, Any]:
+    bench.clear()
+    bench.warm(SCENARIOS["pipeline"].models)
+    found = kernels.measure(bench.environment, bench.where, bench.tiny_file.parent, runs)
+    bench.clear()
+    return report.kernels(found)
+
+
 def measure(bench: Bench, names: list[str], runs: int, quick: bool) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name in names:
@@ -213,6 +222,8 @@ def measure(bench: Bench, names: list[str], runs: int, quick: bool) -> dict[str,
             results[name] = measure_memory(bench, 2 if quick else 8)
         elif name == "bare":
             results[name] = measure_bare(bench, runs, 20 if quick else 1_000, 20 if quick else 300)
+        elif name == "kernels":
+            results[name] = measure_kernels(bench, runs)
         else:
             results[name] = measure_loads(bench, name, runs)
         print(f"{name}: measured in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)

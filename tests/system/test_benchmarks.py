@@ -44,7 +44,8 @@ def test_quick_run_measures_everything(tmp_path: Path) -> None:
     document, table = bench(tmp_path)
     results = document["results"]
     assert isinstance(results, dict)
-    assert set(results) == {*LOADS, "memory", "bare"}
+    assert set(results) == {*LOADS, "memory", "bare", "kernels"}
+    assert set(results["kernels"]["restarts"]) == {"ipykernel", "cold", "warm"}
     for name, steps in LOADS.items():
         result = results[name]
         assert set(result["steps"]) == steps

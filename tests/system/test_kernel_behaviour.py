@@ -462,7 +462,7 @@ def test_it_writes_a_connection_file(tmp_path: Path) -> None:
 
     file = tmp_path / "own.json"
     command = [part.replace("{connection_file}", str(file)) for part in ours()]
-    with subprocess.Popen(command) as process:
+    with subprocess.Popen(command, env=os.environ | {"OVERMIND_ZYGOTE": "0"}) as process:
         wait_for(file.exists, SECONDS, "the connection file")
         client = BlockingKernelClient(connection_file=str(file))
         client.load_connection_file()
@@ -489,7 +489,8 @@ def test_a_connection_file_that_will_not_do(tmp_path: Path, content: str, word: 
     file = tmp_path / "c.json"
     file.write_text(content)
     command = [part.replace("{connection_file}", str(file)) for part in ours()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    environment = os.environ | {"OVERMIND_ZYGOTE": "0"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 1
     assert word in done.stderr
     assert "Traceback" not in done.stderr
