@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 from conftest import wait_for
 
 WARM_SECONDS = 120  # imports of torch on a busy machine
+LEARNED = 1000  # modules; torch alone has more, a kernel without libraries has 250
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,28 @@ def zygotes(runtime: Path) -> list[dict[str, Any]]:
     from overmind.zygote import census
 
     return [row for folder in runtime.glob("v*") for row in census.read(str(folder)) if os.path.exists(row["socket"])]
+
+
+def standby_waits(runtime: Path, count: int = 1, modules: int = 0) -> bool:
+    """Whether at least `count` zygotes with so many modules are there, and each zygote has a process forked ahead."""
+    rows = zygotes(runtime)
+    count_of_big = sum(row["modules"] >= modules for row in rows)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return count_of_big >= count and all(psutil.Process(row["pid"]).children() for row in rows)
+    return False
+
+
+@contextlib.contextmanager
+def ended_zygotes(runtime: Path) -> Iterator[None]:
+    """Ends, by their pids, the zygotes that live in this folder after the block."""
+    try:
+        yield
+    finally:
+        for row in zygotes(runtime):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(row["pid"])
+                process.terminate()
+                process.wait(30)
 
 
 def warm(runtime: Path, *words: str, **options: Any) -> Outcome:

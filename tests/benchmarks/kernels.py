@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 from conftest import wait_for
 from kernel_sessions import SECONDS, Manager, ipykernel, ours
-from starts import WARM_SECONDS, outcome, overmind_run, zygotes
+from starts import LEARNED, WARM_SECONDS, ended_zygotes, outcome, overmind_run, standby_waits, zygotes
 
 WAYS = ("ipykernel", "cold", "warm")
 PHASES = ("restart", "ready", "imports", "loads", "first operation")
@@ -89,25 +89,6 @@ class Notebook:
         return [returned - begun, ready - returned, *(self.run(cell) for cell in cells)]
 
 
-@contextlib.contextmanager
-def ended_zygotes(runtime: Path) -> Iterator[None]:
-    """Ends, by their pids, the zygotes that the block started."""
-    try:
-        yield
-    finally:
-        for row in zygotes(runtime):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process = psutil.Process(row["pid"])
-                process.terminate()
-                process.wait(30)
-
-
-def standby_waits(runtime: Path, count: int = 1) -> bool:
-    """Whether `count` zygotes are there, each with one standby and nothing else below it that still works."""
-    rows = zygotes(runtime)
-    return len(rows) >= count and all(len(psutil.Process(row["pid"]).children()) >= 1 for row in rows)
-
-
 def restarts(environment: dict[str, str], where: Callable[[str], Path], runs: int) -> dict[str, Any]:
     """Samples of PHASES by way, and what the zygote and its standby take."""
     runtime = Path(environment["OVERMIND_RUNTIME_DIR"])
@@ -130,10 +111,9 @@ def restarts(environment: dict[str, str], where: Callable[[str], Path], runs: in
 
 def _settle(notebook: Notebook, cells: list[str], runtime: Path) -> None:
     """After a first plain start: the zygote learns what these cells import."""
-    for _ in range(2):
-        wait_for(lambda: standby_waits(runtime), WARM_SECONDS, "a zygote waits for kernels")
-        notebook.restart(cells)
-    wait_for(lambda: standby_waits(runtime), WARM_SECONDS, "a standby waits")
+    wait_for(lambda: standby_waits(runtime, modules=LEARNED), WARM_SECONDS, "a zygote has the libraries")
+    notebook.restart(cells)
+    wait_for(lambda: standby_waits(runtime, modules=LEARNED), WARM_SECONDS, "a standby waits")
 
 
 def _idle(runtime: Path) -> Iterator[psutil.Process]:

@@ -153,13 +153,16 @@ class Zygote:
             self._load()
             if (why := preload.unfit()) is not None:
                 raise RetireError(why)
-            self._listener = listener = _listen(self._socket_path)
-            self._identity = profile.stamp_of(self._socket_path)[:2]
+            self._listen()
             self._census.make_room()
             while True:
-                self._turn(listener)
+                self._turn(self._listener)
         except RetireError as why:
             self._retire(str(why))
+
+    def _listen(self) -> None:
+        self._listener = _listen(self._socket_path)
+        self._identity = profile.stamp_of(self._socket_path)[:2]
 
     def _turn(self, listener: socket.socket) -> None:
         poll = select.poll()
@@ -192,9 +195,13 @@ class Zygote:
             raise RetireError("it was not used for long")
         if profile.stamp_of(self._profile_path) != self._seen:
             self._drop_standby()
+            # Meanwhile a start is to be a plain one at once, and not to wait for an answer first.
+            self._listener.close()
+            os.unlink(self._socket_path)
             self._load()
             if (why := preload.unfit()) is not None:
                 raise RetireError(why)
+            self._listen()
         if self._standby is None and now >= self._standby_due:
             self._make_standby()
         if (why := self._census.look(len(self._children))) is not None:
