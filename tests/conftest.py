@@ -78,17 +78,44 @@ def stop_daemon(runtime: Path) -> None:
             process.wait(10)
 
 
-@pytest.fixture
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A runtime folder of this test's own, in the environment of every process that it starts."""
+@contextlib.contextmanager
+def own_runtime() -> Iterator[Path]:
+    """A runtime folder in the environment of every process that is started meanwhile; nothing of it may be left."""
     folder = Path(tempfile.mkdtemp(prefix=f"ov-{RUN}-", dir="/tmp"))  # short: a socket path has 107 characters at most
-    monkeypatch.setenv("OVERMIND_RUNTIME_DIR", str(folder))
-    for name in ("OVERMIND_BUDGET", "OVERMIND_LOG", "OVERMIND_DISABLE", "OVERMIND_ZYGOTE"):
-        monkeypatch.delenv(name, raising=False)
-    yield folder
-    stop_daemon(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OVERMIND_RUNTIME_DIR", str(folder))
+        for name in ("OVERMIND_BUDGET", "OVERMIND_LOG", "OVERMIND_DISABLE", "OVERMIND_ZYGOTE"):
+            patch.delenv(name, raising=False)
+        try:
+            yield folder
+        finally:
+            stop_daemon(folder)
     assert not processes_of(folder), "a process of the daemon is left"
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def runtime() -> Iterator[Path]:
+    """A runtime folder of this test's own."""
+    with own_runtime() as folder:
+        yield folder
+
+
+@pytest.fixture
+def site_packages(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for packages of an environment of this test's own, which sees all that is installed in ours. Programs
+    and kernels that the test starts run in it. A change of a folder that packages are installed in ends every zygote
+    that uses it, other tests' among them."""
+    import sysconfig
+    import venv
+
+    place = tmp_path_factory.mktemp("environment")
+    venv.create(place, symlinks=True)
+    folder = Path(sysconfig.get_path("purelib", vars={"base": str(place)}))
+    installed = sysconfig.get_path("purelib")
+    (folder / "installed.pth").write_text(f"import site; site.addsitedir({installed!r})\n")
+    monkeypatch.setattr(sys, "executable", str(place / "bin" / "python"))
+    return folder
 
 
 @pytest.fixture(autouse=True)

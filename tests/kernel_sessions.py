@@ -39,15 +39,28 @@ def ipykernel() -> list[str]:
 class Session:
     """A running kernel and its client."""
 
-    def __init__(self, argv: list[str], *, transport: str = "tcp", folder: Path | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        argv: list[str],
+        *,
+        transport: str = "tcp",
+        folder: Path | None = None,
+        zygote: bool = False,
+        **options: Any,
+    ) -> None:
+        """A plain start unless `zygote` allows a fork: what that adds is the matter of tests/starts."""
+        self.strays: list[dict[str, Any]] = []  # iopub messages that were passed over
         self.manager = Manager(transport=transport)
         self.manager.argv = argv
         if folder is not None:
             self.manager.connection_file = str(folder / "k.json")
         if transport == "ipc":
             self.manager.ip = str(folder / "k")
-        # A plain start: what a zygote adds is the matter of tests/starts.
-        options["env"] = {**(options.get("env") or os.environ), "OVERMIND_ZYGOTE": "0"}
+        environment = dict(options.get("env") or os.environ)
+        environment.pop("PYTEST_CURRENT_TEST", None)  # ipykernel then leaves C's output alone
+        if not zygote:
+            environment["OVERMIND_ZYGOTE"] = "0"
+        options["env"] = environment
         self.manager.start_kernel(**options)
         self.client = self.manager.client()
         self.client.start_channels()
@@ -78,6 +91,7 @@ class Session:
         while True:
             message = self.client.get_iopub_msg(timeout=max(0.1, deadline - time.monotonic()))
             if message["parent_header"].get("msg_id") != msg_id:
+                self.strays.append(message)
                 continue
             found.append(message)
             if until is not None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -15,7 +16,10 @@ from typing import Any
 
 import psutil
 from conftest import wait_for
+from kernel_sessions import Session, session
+from overmind.kernel import kernelspec
 
+ENGINES = ["ipykernel", *(["xeus"] if importlib.util.find_spec("overmind._kernel") else [])]
 WARM_SECONDS = 120  # imports of torch on a busy machine
 LEARNED = 1000  # modules; torch alone has more, a kernel without libraries has 250
 
@@ -168,6 +172,15 @@ class Kernel:
     def restart(self) -> None:
         self.manager.restart_kernel(now=False)
         self.client.wait_for_ready(timeout=60)
+
+
+@contextlib.contextmanager
+def forked_session(runtime: Path, engine: str = "xeus", **options: Any) -> Iterator[Session]:
+    """A kernel that must be a fork of a zygote, with all of its messages."""
+    before = plain_starts(runtime)
+    with session(kernelspec.argv(engine), zygote=True, **options) as running:
+        assert plain_starts(runtime) == before, f"it was a plain start: {plain_starts(runtime)[-1]}"
+        yield running
 
 
 def warm_kernel(runtime: Path, folder: Path, cells: str = "1", engine: str = "ipykernel", **options: Any) -> None:

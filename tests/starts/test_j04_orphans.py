@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import signal
 import subprocess
@@ -14,9 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import wait_for
-from starts import Kernel, plain_starts, warm_kernel, zygotes
+from starts import ENGINES, Kernel, plain_starts, warm_kernel, zygotes
 
-ENGINES = ["ipykernel", *(["xeus"] if importlib.util.find_spec("overmind._kernel") else [])]
 ROUNDS = 8  # `python tests/benchmarks/restarts.py --rounds 200` does more
 
 SERVER = """

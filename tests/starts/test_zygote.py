@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -24,16 +23,12 @@ LIBRARY = "overmind_test_library"
 
 
 @pytest.fixture
-def library(tmp_path: Path) -> Iterator[Path]:
-    """A package in this environment's own site-packages."""
-    import sysconfig
-
-    folder = Path(sysconfig.get_path("purelib")) / LIBRARY
-    shutil.rmtree(folder, ignore_errors=True)
+def library(site_packages: Path) -> Path:
+    """A package in the environment of this test."""
+    folder = site_packages / LIBRARY
     folder.mkdir()
     (folder / "__init__.py").write_text("VALUE = 1\n")
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+    return folder
 
 
 def script(folder: Path, text: str) -> str:

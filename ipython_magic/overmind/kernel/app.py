@@ -14,7 +14,13 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from IPython.core.application import BaseIPythonApplication, base_aliases, base_flags
+from IPython.core.application import (
+    ENV_CONFIG_DIRS,
+    SYSTEM_CONFIG_DIRS,
+    BaseIPythonApplication,
+    base_aliases,
+    base_flags,
+)
 from IPython.core.profiledir import ProfileDir
 from IPython.core.shellapp import InteractiveShellApp, shell_aliases, shell_flags
 from traitlets import Any as AnyTrait
@@ -53,6 +59,21 @@ class IPKernelApp(BaseIPythonApplication, InteractiveShellApp):  # type: ignore[
         self.init_extensions()
         _load_overmind(self.shell)
         self.init_code()
+
+
+def configured() -> str | None:
+    """Why the shell can't be made ahead of need, None if it can. Configuration is code of the user's, which may look
+    at everything and open files; a new profile is a folder of the user's."""
+    # IPython itself would make a folder while it looks for one that it may write to.
+    profile = Path(os.environ.get("IPYTHONDIR", "~/.ipython")).expanduser() / "profile_default"
+    if not os.access(profile.parent, os.W_OK) or not profile.is_dir():
+        return f"{profile} is to be made"
+    for folder in (profile, *ENV_CONFIG_DIRS, *SYSTEM_CONFIG_DIRS):
+        for name in ("ipython_config", "ipython_kernel_config"):
+            for suffix in (".py", ".json"):
+                if os.path.exists(path := os.path.join(folder, name + suffix)):
+                    return f"{path} is there"
+    return None
 
 
 def prepare(argv: list[str] | None = None) -> IPKernelApp:

@@ -172,6 +172,7 @@ class ZMQInteractiveShell(InteractiveShell):  # type: ignore[misc]
     def attach(self, kernel: Any) -> None:
         """The kernel is there: publish through it, and keep history from now on. Once."""
         self.kernel = kernel
+        self.starting_dir = os.getcwd()  # the shell may have been made in another folder
         self.exit_now = False
         self._with_history = True
         self.configurables.remove(self.history_manager)

@@ -28,6 +28,7 @@ from overmind.zygote.engines import ENGINES
 from overmind.zygote.wire import Request
 
 _F_SETSIG = 10
+_SITE_PACKAGES = sysconfig.get_path("purelib")  # now: in a program, its import would be taken for the program's own
 
 
 class Leave(BaseException):
@@ -35,7 +36,8 @@ class Leave(BaseException):
 
 
 def leave(mode: str, target: str, arguments: Sequence[str]) -> NoReturn:
-    """Runs the program in place of this one. REQUIRES: describe() was called; no handler from here to the top."""
+    """Runs the program in place of this one. REQUIRES: new_main() and describe() were called; no handler from here to
+    the top."""
     shown = sys.excepthook
     if mode == "script":
         sys.excepthook = functools.partial(_core.run_file, os.path.join(os.getcwd(), target), shown)
@@ -59,7 +61,7 @@ def connection_file(arguments: Sequence[str]) -> str:
 
 
 def describe(mode: str, target: str, arguments: Sequence[str]) -> None:
-    """sys.argv, sys.path[0] and __main__ as `python target arguments` has them."""
+    """sys.argv and sys.path[0] as `python target arguments` has them."""
     if mode == "script":
         sys.argv = [target, *arguments]
         sys.orig_argv = [sys.executable, *sys.argv]
@@ -69,11 +71,16 @@ def describe(mode: str, target: str, arguments: Sequence[str]) -> None:
         sys.orig_argv = [sys.executable, "-m", target, *arguments]
         first = os.getcwd()
     else:
-        sys.argv = [os.path.join(sysconfig.get_path("purelib"), f"{target}_launcher.py"), *arguments]
+        sys.argv = [os.path.join(_SITE_PACKAGES, f"{target}_launcher.py"), *arguments]
         sys.orig_argv = [sys.executable, "-m", f"{target}_launcher", *arguments]
         first = ""
     if first and not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, first)
+
+
+def new_main() -> None:
+    """An empty __main__. Before anything of an engine's: a shell puts its own in the place of what it finds, and takes
+    the cells' classes from there when they are pickled."""
     # A new module: frames of the old one are held until the end, and a program's globals must not be.
     annotated = "__annotations__" in vars(sys.modules["__main__"])
     main = sys.modules["__main__"] = ModuleType("__main__")
@@ -98,7 +105,10 @@ def settle(request: Request, hidden: stash.Stash, folder: int, pids: Sequence[tu
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, request.blocked)
     for owner, held in pids:
-        owner[held] = os.getpid()
+        if isinstance(owner, type):
+            type.__setattr__(owner, held, os.getpid())
+        else:
+            owner[held] = os.getpid()
     main = threading.main_thread()
     if hasattr(main, "_set_native_id"):
         main._set_native_id()
@@ -129,18 +139,35 @@ def reopen(stream: Any, number: int) -> None:
     )
 
 
-def own_pids(modules: Sequence[Any]) -> list[tuple[dict[str, Any], str]]:
-    """Variables of modules that hold this process's id: by value, and by a name that says so."""
-    found = []
+def own_pids(modules: Sequence[Any]) -> list[tuple[Any, str]]:
+    """Variables that hold this process's id, by value and by a name that says so: of modules, of their classes and of
+    the objects that they hold. Each as its class, or the dictionary that it is in, and its name there."""
+    owners: dict[int, Any] = {}
     for module in modules:
         try:
             names = vars(module)
         except TypeError:
             continue
-        for name, value in list(names.items()):
-            if type(value) is int and value == os.getpid() and re.search("pid", name, re.IGNORECASE):
-                found.append((names, name))
+        owners[id(names)] = names
+        for value in list(names.values()):
+            if isinstance(value, type):
+                owners[id(value)] = value
+            elif type(held := _dictionary_of(value)) is dict:
+                owners[id(held)] = held
+    found = []
+    for owner in owners.values():
+        for name, value in list((vars(owner) if isinstance(owner, type) else owner).items()):
+            if type(value) is int and value == os.getpid() and re.search("pid", str(name), re.IGNORECASE):
+                found.append((owner, name))
     return found
+
+
+def _dictionary_of(value: object) -> object:
+    """Its attributes, past whatever it does to those who ask; None for what is no plain object."""
+    try:
+        return None if type(value) is ModuleType else object.__getattribute__(value, "__dict__")
+    except Exception:
+        return None
 
 
 def _end_of_table(room: int) -> int:
@@ -202,4 +229,5 @@ def learn(path: str, mode: str, target: str, hidden: stash.Stash) -> None:
     """Begins to learn what this program imports."""
     learner = profile.Learner(path, mode, target)
     hidden.on_conflict = learner.conflict
+    hidden.on_reveal = learner.began
     profile.begin(learner, forked=True)

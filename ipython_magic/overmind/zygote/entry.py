@@ -28,6 +28,7 @@ def _plain(mode: str, target: str, profile_path: str, ready: int, arguments: lis
     if ready >= 0:
         ready = become.out_of_the_way(ready)
     preload.forget(native)
+    become.new_main()
     become.describe(mode, target, arguments)
     learner = profile.Learner(profile_path, mode, target) if profile_path else None
     profile.begin(learner, ready=ready)

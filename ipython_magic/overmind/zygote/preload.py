@@ -2,12 +2,13 @@
 """Imports ahead of need, one after the other, and what each of them did besides defining modules.
 
 What can be done again in a fork is kept and done again there: variables of the environment, warning filters,
-warnings and log records. An import that does anything else (a thread, an open file, output, a signal handler) is
-refused, and a zygote that has made one is made anew without it.
+warnings, log records, functions for the exit, targets of comms. An import that does anything else (a thread, an open
+file, output, a signal handler) is refused, and a zygote that has made one is made anew without it.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -26,6 +27,7 @@ from typing import Any
 
 from overmind import replay
 from overmind.patching import ImportHooks
+from overmind.zygote import standin
 
 # Read by C code when a library is loaded, past os.environ.
 C_PREFIXES = ("OMP_", "GOMP_", "KMP_", "OPENBLAS_", "GOTO_", "MKL_", "BLIS_", "TORCH_", "PYTORCH_", "ATEN_", "LD_")
@@ -44,6 +46,8 @@ class Group:
     filters_front: list[Any] = field(default_factory=list)
     filters_back: list[Any] = field(default_factory=list)
     messages: list[list[Any]] = field(default_factory=list)
+    at_exit: list[tuple[Callable[..., object], Any, Any]] = field(default_factory=list)  # as for atexit.register()
+    targets: dict[str, Any] = field(default_factory=dict)  # of comms
 
     @property
     def packages(self) -> frozenset[str]:
@@ -67,21 +71,26 @@ class RefusedError(Exception):
     """The import did what a fork can't do again; its text says what."""
 
 
-def load(name: str) -> Group | None:
-    """Imports `name`; None if it is there already. Raises RefusedError, after which this process is no longer clean."""
+def load(name: str, shell: type | None = None) -> Group | None:
+    """Imports `name`; None if it is there already. Raises RefusedError, after which this process is no longer clean.
+    `shell`: the kind of the shell that will be there when the program imports it."""
     if name in sys.modules:
         return None
     group = Group(name)
     before = set(sys.modules)
     environment = dict(os.environ)
     filters = list(warnings.filters)
-    witness, tasks = _witness(), task_count()
-    with _listening(group):
+    witness, tasks, targets = _witness(), task_count(), dict(standin.comm_targets())
+    with _listening(group), _at_exit_later(group), standin.shell(shell) as asked:
         try:
             importlib.import_module(name)
         except BaseException as error:  # whatever it is, the program shall see it itself
+            if asked:
+                raise RefusedError(f"it asks the running shell for {asked[0]}") from None
             raise RefusedError(f"it raised {type(error).__name__}: {error}") from None
     changed = [part for part, value in _witness().items() if value != witness[part]]
+    if asked:
+        raise RefusedError(f"it asks the running shell for {asked[0]}")
     if changed:
         raise RefusedError(f"importing it changed {', '.join(changed)}")
     if task_count() > tasks and (why := unfit()) is not None:
@@ -95,6 +104,7 @@ def load(name: str) -> Group | None:
         key: now.get(key) for key in now.keys() | environment.keys() if now.get(key) != environment.get(key)
     }
     _split_filters(group, filters)
+    _take_targets(group, targets)
     return group
 
 
@@ -116,6 +126,15 @@ def _split_filters(group: Group, before: list[Any]) -> None:
             group.filters_front, group.filters_back = now[:at], now[at + len(before) :]
             return
     raise RefusedError("importing it changed the warning filters that there were")
+
+
+def _take_targets(group: Group, before: dict[str, Any]) -> None:
+    now = standin.comm_targets()
+    if any(now.get(name) is not target for name, target in before.items()):
+        raise RefusedError("importing it changed the targets of comms that there were")
+    group.targets = {name: target for name, target in now.items() if name not in before}
+    for name in group.targets:
+        del now[name]
 
 
 class _ReadEnviron(os._Environ):  # type: ignore[type-arg]
@@ -167,6 +186,33 @@ def _listening(group: Group) -> Iterator[None]:
         warnings.showwarning = shown
 
 
+@contextlib.contextmanager
+def _at_exit_later(group: Group) -> Iterator[None]:
+    """Keeps what modules of this import register for the exit: the program may never import them. One that was there
+    before (weakref, for its finalizers) may register only once in a process, so it does."""
+    native = frozenset(sys.modules)
+    register_now, unregister_now = atexit.register, atexit.unregister
+    waits = True  # a library may keep these two for later
+
+    def register(function: Callable[..., object], /, *args: Any, **options: Any) -> Callable[..., object]:
+        if waits and sys._getframe(1).f_globals.get("__name__") not in native:
+            group.at_exit.append((function, args, options))
+            return function
+        return register_now(function, *args, **options)
+
+    def unregister(function: Callable[..., object]) -> None:
+        if waits:
+            group.at_exit[:] = [each for each in group.at_exit if each[0] != function]
+        unregister_now(function)
+
+    atexit.register, atexit.unregister = register, unregister  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        waits = False
+        atexit.register, atexit.unregister = register_now, unregister_now
+
+
 def _witness() -> dict[str, object]:
     """State of the process that an import has no business with; cheap: 0.2 ms."""
     root = logging.getLogger()
@@ -201,11 +247,18 @@ _GENERATORS: dict[str, Callable[[Any], object]] = {
 _fresh: dict[str, object] = {}  # what each was when its own module had just been imported
 
 
+_hooks = ImportHooks()
+
+
 def watch_generators() -> None:
     """Called once, before the first load()."""
-    hooks = ImportHooks()
     for name, read in _GENERATORS.items():
-        hooks.add(name, lambda module, name=name, read=read: _fresh.update({name: read(module)}))  # type: ignore[misc]
+        _hooks.add(name, lambda module, name=name, read=read: _fresh.update({name: read(module)}))  # type: ignore[misc]
+
+
+def leave_generators() -> None:
+    """In a fork: nothing is compared any more."""
+    _hooks.remove()
 
 
 def _random_states() -> list[str]:

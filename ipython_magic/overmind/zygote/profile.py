@@ -81,6 +81,12 @@ def save(path: str, profile: Profile) -> None:
             os.unlink(mine)
 
 
+def refusal(refused: Mapping[str, str], name: str) -> str | None:
+    """Why `name` must not be imported ahead, if so: with each module its packages are imported."""
+    parts = name.split(".")
+    return next((why for end in range(len(parts)) if (why := refused.get(".".join(parts[: end + 1])))), None)
+
+
 def hash_of(value: str | bytes | None) -> str:
     """Compares without telling."""
     if value is None:
@@ -110,7 +116,7 @@ class Origins:
     """Tells a library's module from a user's, by where its file lies."""
 
     def __init__(self) -> None:
-        paths = sysconfig.get_paths()
+        paths = sysconfig.get_paths()  # imports a module, the first time
         folders = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], *site.getsitepackages()}
         if site.ENABLE_USER_SITE:
             folders.add(site.getusersitepackages())
@@ -129,6 +135,33 @@ class Origins:
         return bool(spec.has_location) and str(spec.origin).startswith(self._libraries)
 
 
+def outer_first(completed: Sequence[str], begun: Mapping[str, int]) -> list[str]:
+    """In the order of `completed`, but an import comes before those of its own package that it made meanwhile: what it
+    did around them (tqdm.auto, say, silences a warning) holds for them again. `begun`: when each began; those that are
+    not there stay where they are."""
+    outermost: dict[str, str] = {}  # of each package, going back in time
+    enclosed: dict[str, list[str]] = {}
+    first: dict[str, str] = {}
+    for name in reversed(completed):
+        began, package = begun.get(name), name.partition(".")[0]
+        outer = outermost.get(package)
+        if began is None:
+            outer = name
+        elif outer is None or begun[outer] > began:
+            outermost[package] = outer = name
+        enclosed.setdefault(outer, []).append(name)
+        first[outer] = name
+    at = {name: outer for outer, name in first.items()}
+    found = []
+    for name in completed:
+        if name in at:
+            found += sorted(enclosed[at[name]], key=lambda each: begun.get(each, 0))
+    return found
+
+
+_ORIGINS = Origins()  # now: in a program, an import of ours would be taken for its own
+
+
 class Learner:
     """Notes what this process imports, and writes it down when the process ends, or when `note()` is called."""
 
@@ -141,6 +174,7 @@ class Learner:
         self._last: Mapping[str, str] = {}
         self._changed: list[tuple[int, dict[str, str]]] = []  # by the length of sys.modules
         self._refused: dict[str, str] = {}
+        self._begun: dict[str, int] = {}  # by which imports began
         self._session: int | None = None
         self._count = 0
         self._pid = os.getpid()
@@ -165,8 +199,14 @@ class Learner:
         """`name` must not be imported ahead in later zygotes of this kind."""
         self._refused[name] = why
 
+    def began(self, names: Sequence[str]) -> None:
+        """Their imports began now, in this order. Names that are known keep their place."""
+        for name in names:
+            self._begun.setdefault(name, len(self._begun))
+
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         """Part of the import system (importlib.abc.MetaPathFinder): looks, and finds nothing. 2 us an import."""
+        self._begun.setdefault(fullname, len(self._begun))
         now = os.environ._data  # type: ignore[attr-defined]
         if now == self._start and not self._last:
             return
@@ -189,7 +229,6 @@ class Learner:
 
     def _write(self) -> None:
         imported = list(sys.modules.items())
-        origins = Origins()
         found: list[str] = []
         files: dict[str, list[int]] = {}
         numbers = [0]  # of library modules among the first of sys.modules
@@ -197,7 +236,7 @@ class Learner:
             numbers.append(len(found))
             if name in self._native or name == "__main__" or name.partition(".")[0] == "overmind":
                 continue
-            if origins.is_library(module):
+            if _ORIGINS.is_library(module):
                 found.append(name)
             elif isinstance(origin := getattr(getattr(module, "__spec__", None), "origin", None), str):
                 files[origin] = stamp_of(origin)
@@ -206,7 +245,7 @@ class Learner:
         old = load(self._path)
         if self._session is None:
             self._session = old.session + 1
-        modules = dict.fromkeys(found, self._session)
+        modules = dict.fromkeys(outer_first(found, self._begun), self._session)
         changed = [(numbers[min(first, len(numbers) - 1)], values) for first, values in self._changed]
         if self._mode == "kernel":
             kept = {name: last for name, last in old.modules.items() if last > self._session - KERNEL_SESSIONS}

@@ -16,9 +16,10 @@ import socket
 import struct
 import sys
 import time
+from collections import ChainMap
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from overmind import store
 from overmind.zygote import become, preload, profile, stash, wire
@@ -64,6 +65,8 @@ class Zygote:
         self._census = Census(self._socket_path, self._mode, self._target)
         _quiet_streams()
         self._groups: list[preload.Group] = []
+        self._files: dict[str, tuple[int, int, int]] = {}
+        self._shell: type | None = None  # of kernels, when the engine is imported
         preload.forget(native)
         store.connects_ahead = False
         preload.watch_generators()
@@ -73,9 +76,11 @@ class Zygote:
 
     def _load(self) -> None:
         """Imports what the profile says; if one of them is refused, notes it and begins anew without it."""
+        self._note_files([])
         self._seen = profile.stamp_of(self._profile_path)
         learned = profile.load(self._profile_path)
         refused: dict[str, str] = {}
+        known = ChainMap(refused, learned.refused)
         for earlier in self._groups:  # of an earlier profile
             if changed := self._changed_by_program(learned, earlier):
                 refused[earlier.name] = f"{_CHANGED}{', '.join(sorted(changed))} before it"
@@ -84,7 +89,7 @@ class Zygote:
         if self._mode == "kernel" and not self._groups:
             self._load_engine(ENGINES[self._target], learned, refused)
         for name in learned.modules:
-            why = learned.refused.get(name) or refused.get(name)
+            why = profile.refusal(known, name)
             if why is None and (group := self._import(name, refused)) is not None:
                 changed = self._changed_by_program(learned, group)
                 if not changed:
@@ -107,13 +112,23 @@ class Zygote:
         if self._groups:
             self._groups[-1].environment.update(engine.environment)
         os.environ.update(engine.environment)
+        if self._groups:
+            self._shell = engine.shell_type()
 
     def _import(self, name: str, refused: dict[str, str]) -> preload.Group | None:
         try:
-            return preload.load(name)
+            group = preload.load(name, self._shell)
+            if group is not None:
+                self._note_files(list(group.modules.values()))
+            return group
         except preload.RefusedError as why:
             refused[name] = str(why)
             return None
+
+    def _note_files(self, modules: list[ModuleType]) -> None:
+        """As they are now, when they are first noted: a later look would take an edit for what was imported."""
+        for path in _paths(modules) - self._files.keys():
+            self._files[path] = _stamp(path)
 
     def _changed_by_program(self, learned: profile.Profile, group: preload.Group) -> set[str]:
         """Variables that the import reads, and that the program had set otherwise by then."""
@@ -127,9 +142,7 @@ class Zygote:
     def _settle_imports(self) -> None:
         gc.collect()
         gc.freeze()  # a collection in a fork then touches none of these pages
-        modules = [module for group in self._groups for module in group.modules.values()]
         self._pids = become.own_pids(list(sys.modules.values()))
-        self._files = _stamps(modules)
         self._packages = stash.packages_of(self._groups)
         self.quick_end = preload.ends_in_silence()
         self._census.loaded(sum(len(group.modules) for group in self._groups))
@@ -344,6 +357,8 @@ class _Standby:
                     os.close(int(name))
         hidden = stash.Stash(zygote._groups)
         hidden.hide()
+        preload.leave_generators()
+        become.new_main()
         if zygote._mode == "kernel":
             ENGINES[zygote._target].prepare()
         waiting = socket.socket(fileno=channel)
@@ -360,6 +375,9 @@ class _Standby:
         connection, folder, life = become.place_descriptors(passed, request.descriptors, (connection, folder, life))
         become.settle(request, hidden, folder, zygote._pids)
         os.close(folder)
+        if request.mode == "kernel" and (why := ENGINES[request.target].outdated()) is not None:
+            _refuse(socket.socket(fileno=connection), f"its shell was made before {why}")
+            os._exit(0)
         become.describe(request.mode, request.target, request.arguments)
         zygote.at_end.append(hidden.outlive)
         become.learn(zygote._profile_path, request.mode, request.target, hidden)
@@ -406,7 +424,7 @@ def _stamp(path: str) -> tuple[int, int, int]:
     return (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-def _stamps(modules: list[ModuleType]) -> dict[str, Any]:
+def _paths(modules: list[ModuleType]) -> set[str]:
     """Every file that was imported, every folder that packages are installed in, and what runs at an interpreter's
     start."""
     paths = {str(origin) for module in modules if (origin := _file_of(module)) is not None}
@@ -416,7 +434,7 @@ def _stamps(modules: list[ModuleType]) -> dict[str, Any]:
             paths.update(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".pth"))
     paths.update(str(_file_of(module)) for name, module in list(sys.modules.items()) if name.startswith("overmind"))
     paths.add(sys.executable)
-    return {path: _stamp(path) for path in sorted(paths)}
+    return paths
 
 
 def _file_of(module: ModuleType) -> str | None:

@@ -8,6 +8,7 @@ what came with it in the zygote, in the same order, and does again what those im
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib.machinery
 import os
@@ -20,6 +21,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from overmind import _core, log, replay, store
+from overmind.zygote import standin
 from overmind.zygote.preload import Group
 
 Conflict = Callable[[str, str], None]
@@ -40,6 +42,7 @@ class Stash:
         self._listings: dict[str, frozenset[str]] = {}
         self._expected: dict[str, str | None] = {}  # the environment as the program would have it without a change
         self.on_conflict: Conflict | None = None
+        self.on_reveal: Callable[[Sequence[str]], None] | None = None  # names, in the order in which imports began
 
     def hide(self) -> None:
         """Takes everything out of sight. Called once, in a fork."""
@@ -121,6 +124,8 @@ class Stash:
             )
             if self.on_conflict is not None:
                 self.on_conflict(group.name, why)
+        if self.on_reveal is not None:
+            self.on_reveal([group.name, *group.modules])
         for name, module in group.modules.items():
             if name == asked or name in sys.modules:
                 continue
@@ -196,6 +201,9 @@ def _do_again(group: Group) -> None:
         warnings._filters_mutated()  # type: ignore[attr-defined]
     if group.messages:
         replay.replay(group.messages)
+    for function, args, options in group.at_exit:
+        atexit.register(function, *args, **options)
+    standin.register_targets(group.targets)
 
 
 class _Handing:

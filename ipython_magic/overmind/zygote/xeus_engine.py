@@ -11,7 +11,21 @@ _prepared = False
 
 
 def prepare() -> None:
-    """The shell, without sockets. Once in a process."""
+    """The shell, without sockets; nothing if something of the user's would have to run for it."""
+    from overmind.kernel import app
+
+    if app.configured() is None:
+        _make_shell()
+
+
+def outdated() -> str | None:
+    """Whether the user has configured IPython since."""
+    from overmind.kernel import app
+
+    return app.configured() if _prepared else None
+
+
+def _make_shell() -> None:
     global _prepared
     from overmind.kernel import app
 
@@ -25,7 +39,7 @@ def serve(connection_file: str) -> None:
     from overmind.kernel import app
 
     if not _prepared:
-        prepare()
+        _make_shell()
     profile.kernel_is_made()
     app.IPKernelApp.instance().shell.events.register("post_run_cell", lambda _result: profile.look())
     raise SystemExit(app.serve(connection_file))
