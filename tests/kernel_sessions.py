@@ -64,7 +64,11 @@ class Session:
         self.manager.start_kernel(**options)
         self.client = self.manager.client()
         self.client.start_channels()
-        self.client.wait_for_ready(timeout=SECONDS)
+        try:
+            self.client.wait_for_ready(timeout=SECONDS)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Idempotent; the kernel may be gone already."""

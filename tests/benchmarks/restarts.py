@@ -3,6 +3,7 @@
 
 python tests/benchmarks/restarts.py [--rounds 200] [--cell "import torch"]
 python tests/benchmarks/restarts.py --script "import torch, transformers, diffusers; print(1)"
+python tests/benchmarks/restarts.py --kill [--rounds 100] [--seed 1] [--engine xeus]
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import fire
 from conftest import wait_for
 from private_store import private_store
 from starts import Kernel, outcome, overmind_run, plain_starts, warm, warm_kernel, zygotes
@@ -62,11 +65,24 @@ def runs(runtime: Path, folder: Path, rounds: int, source: str) -> None:
     print(f"python / overmind run: {figures['python'] / figures['overmind run']:.1f}")
 
 
+def kills(runtime: Path, folder: Path, rounds: int, seed: int, engine: str) -> None:
+    """Something is killed in the middle of each start; ends with an AssertionError if a kernel is missing."""
+    said: Counter[tuple[str, str]] = Counter()
+    for each in fire.rounds(runtime, folder, engine, rounds, seed):
+        said[each.victim, each.said] += 1
+    for (victim, outcome_of_start), count in sorted(said.items()):
+        print(f"killed: {victim:8}  the kernel was {outcome_of_start or 'not asked for any more'}: {count}")
+    print(f"plain starts: {len(plain_starts(runtime))} of {rounds}; left: {fire.left(runtime)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--cell", default="pass")
     parser.add_argument("--script")
+    parser.add_argument("--kill", action="store_true")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--engine", default="xeus")
     chosen = parser.parse_args()
     with private_store() as environment, tempfile.TemporaryDirectory() as folder:
         os.environ.update(environment)
@@ -74,6 +90,8 @@ def main() -> None:
         try:
             if chosen.script:
                 runs(runtime, Path(folder), chosen.rounds or 5, chosen.script)
+            elif chosen.kill:
+                kills(runtime, Path(folder), chosen.rounds or 100, chosen.seed, chosen.engine)
             else:
                 restarts(runtime, Path(folder), chosen.rounds or 200, chosen.cell)
         finally:

@@ -62,7 +62,8 @@ SEEN = """
 import ctypes, json, os
 libc = ctypes.CDLL(None)
 libc.getenv.restype = ctypes.c_char_p
-print(json.dumps([os.environ.get("CUDA_VISIBLE_DEVICES"), (libc.getenv(b"CUDA_VISIBLE_DEVICES") or b"none").decode()]))
+seen = libc.getenv(b"CUDA_VISIBLE_DEVICES")
+print(json.dumps([os.environ.get("CUDA_VISIBLE_DEVICES"), "none" if seen is None else seen.decode()]))
 """
 
 
