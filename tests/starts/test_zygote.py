@@ -124,6 +124,57 @@ def test_an_environment_that_the_program_changes(runtime: Path, library: Path, t
     assert soon_forked(runtime, program).out == "mine\n"
 
 
+DRAWS = "import random\nDRAWN = [random.randint(0, 999_999) for _ in range(700)]\n"
+
+
+def test_an_import_that_draws_random_numbers(runtime: Path, library: Path, tmp_path: Path) -> None:
+    """rich does. It can be made ahead for a program that seeds nothing before it."""
+    (library / "__init__.py").write_text(DRAWS)
+    program = script(
+        tmp_path, f"import random, {LIBRARY}\nrandom.seed(3)\nprint(random.random(), len({LIBRARY}.DRAWN))"
+    )
+    expected = native(program)
+    assert warm(runtime, program) == expected
+    assert forked(runtime, program) == expected
+    assert refused(runtime) == {}
+
+
+def test_a_seed_before_an_import_that_draws(runtime: Path, library: Path, tmp_path: Path) -> None:
+    (library / "__init__.py").write_text(DRAWS)
+    text = f"import random\nSEED\nimport {LIBRARY}\nprint(random.random(), {LIBRARY}.DRAWN[-1])"
+    program = script(tmp_path, text.replace("SEED", "random.seed(7)"))
+    expected = native(program)
+    assert warm(runtime, program) == expected
+    wait_for(lambda: LIBRARY in refused(runtime), 60, "the zygote has learned it")
+    assert soon_forked(runtime, program) == expected
+    script(tmp_path, text.replace("SEED", "random.seed(8)"))
+    assert outcome(overmind_run(program)) == native(program) != expected
+
+
+def test_a_program_that_is_edited_to_seed(runtime: Path, library: Path, tmp_path: Path) -> None:
+    (library / "__init__.py").write_text(DRAWS)
+    text = f"import random\nimport {LIBRARY}\nprint(len({LIBRARY}.DRAWN))"
+    program = script(tmp_path, text)
+    warm(runtime, program)
+    assert forked(runtime, program).out == "700\n"
+    script(tmp_path, text.replace("import random", "import random; random.seed(1)") + "; print(random.random())")
+    assert outcome(overmind_run(program)) == native(program)
+    assert "may seed" in plain_starts(runtime)[-1]
+
+
+def test_many_that_import_one_that_is_refused(runtime: Path, library: Path, tmp_path: Path) -> None:
+    """A zygote is made anew once for all of them, not once for each."""
+    (library / "guilty.py").write_text("kept = open(__file__)\n")
+    for number in range(9):
+        (library / f"m{number}.py").write_text(f"from . import guilty\nimport {LIBRARY}.guilty as again\n")
+    program = script(tmp_path, "".join(f"import {LIBRARY}.m{number}\n" for number in range(9)) + "print(1)")
+    assert warm(runtime, program).out == "1\n"
+    found = refused(runtime)
+    assert len(found) == 10
+    assert sum("it imports" in why for why in found.values()) >= 8, found
+    assert forked(runtime, program).out == "1\n"
+
+
 def test_a_file_of_the_users_own_comes_first(runtime: Path, library: Path, tmp_path: Path) -> None:
     program = script(tmp_path, f"import {LIBRARY}\nprint({LIBRARY}.VALUE)")
     warm(runtime, program)

@@ -9,6 +9,7 @@ file, output, a signal handler) is refused, and a zygote that has made one is ma
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import gc
 import importlib
@@ -20,17 +21,18 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 from overmind import replay
 from overmind.patching import ImportHooks
-from overmind.zygote import standin
+from overmind.zygote import generator, standin
 
 # Read by C code when a library is loaded, past os.environ.
 C_PREFIXES = ("OMP_", "GOMP_", "KMP_", "OPENBLAS_", "GOTO_", "MKL_", "BLIS_", "TORCH_", "PYTORCH_", "ATEN_", "LD_")
+RAISED = "it raised "  # how a reason begins
 _GPU = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/habana")
 
 
@@ -48,6 +50,7 @@ class Group:
     messages: list[list[Any]] = field(default_factory=list)
     at_exit: list[tuple[Callable[..., object], Any, Any]] = field(default_factory=list)  # as for atexit.register()
     targets: dict[str, Any] = field(default_factory=dict)  # of comms
+    draws: bool = False  # numbers from `random`
 
     @property
     def packages(self) -> frozenset[str]:
@@ -62,6 +65,8 @@ class Group:
 
     def concerns(self, name: str) -> bool:
         """Whether the import may have looked at the variable `name`."""
+        if name == generator.SEEDED:
+            return self.draws
         if name in self.reads or (self.has_code_of_c and name.startswith(C_PREFIXES)):
             return True
         return self.reads_all and any(package.upper() in name.upper() for package in self.packages if len(package) > 2)
@@ -71,9 +76,10 @@ class RefusedError(Exception):
     """The import did what a fork can't do again; its text says what."""
 
 
-def load(name: str, shell: type | None = None) -> Group | None:
-    """Imports `name`; None if it is there already. Raises RefusedError, after which this process is no longer clean.
-    `shell`: the kind of the shell that will be there when the program imports it."""
+def load(name: str, shell: type | None = None, refused: Collection[str] = ()) -> Group | None:
+    """Imports `name`; None if it is there already, or nowhere. Raises RefusedError; this process is then no longer
+    clean. `shell`: the kind of the shell that will be there when the program imports it. `refused`: who imports one of
+    them is refused, too, now and not in a zygote made anew for each of a hundred modules."""
     if name in sys.modules:
         return None
     group = Group(name)
@@ -81,18 +87,23 @@ def load(name: str, shell: type | None = None) -> Group | None:
     environment = dict(os.environ)
     filters = list(warnings.filters)
     witness, tasks, targets = _witness(), task_count(), dict(standin.comm_targets())
-    with _listening(group), _at_exit_later(group), standin.shell(shell) as asked:
+    with _listening(group), _at_exit_later(group), _meeting(refused) as met, standin.shell(shell) as asked:
         try:
             importlib.import_module(name)
         except BaseException as error:  # whatever it is, the program shall see it itself
+            if isinstance(error, ModuleNotFoundError) and error.name == name and set(sys.modules) == before:
+                return None  # another name that a library gives to one of its modules
             if asked:
                 raise RefusedError(f"it asks the running shell for {asked[0]}") from None
-            raise RefusedError(f"it raised {type(error).__name__}: {error}") from None
+            raise RefusedError(f"{RAISED}{type(error).__name__}: {error}") from None
+    group.draws = _drew()
     changed = [part for part, value in _witness().items() if value != witness[part]]
     if asked:
         raise RefusedError(f"it asks the running shell for {asked[0]}")
     if changed:
         raise RefusedError(f"importing it changed {', '.join(changed)}")
+    if met:
+        raise RefusedError(f"it imports {min(met)}, which is not imported ahead")
     if task_count() > tasks and (why := unfit()) is not None:
         raise RefusedError(f"after its import the process can't be forked: {why}")
     group.modules = {each: module for each, module in sys.modules.items() if each not in before}
@@ -213,6 +224,30 @@ def _at_exit_later(group: Group) -> Iterator[None]:
         atexit.register, atexit.unregister = register_now, unregister_now
 
 
+@contextlib.contextmanager
+def _meeting(wanted: Collection[str]) -> Iterator[set[str]]:
+    """Gets those of `wanted` that an import statement names meanwhile, also if they are there already."""
+    met: set[str] = set()
+    if not wanted:
+        yield met
+        return
+    real = builtins.__import__
+
+    def ask(name: str, scope: Any = None, local: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+        base = name
+        if level > 0:
+            package = str((scope or {}).get("__package__") or "").rsplit(".", level - 1)[0]
+            base = f"{package}.{name}" if name else package
+        met.update({base, *(f"{base}.{part}" for part in fromlist or ())} & set(wanted))
+        return real(name, scope, local, fromlist, level)
+
+    builtins.__import__ = ask  # type: ignore[assignment]
+    try:
+        yield met
+    finally:
+        builtins.__import__ = real
+
+
 def _witness() -> dict[str, object]:
     """State of the process that an import has no business with; cheap: 0.2 ms."""
     root = logging.getLogger()
@@ -240,7 +275,7 @@ def _witness() -> dict[str, object]:
 
 # A generator that an import seeds must not be seeded anew in a fork; how each is read.
 _GENERATORS: dict[str, Callable[[Any], object]] = {
-    "random": lambda module: hash(module.getstate()),
+    "random": lambda module: module.getstate(),
     "numpy.random": lambda module: hash(module.get_state(legacy=True)[1].tobytes()),
     "torch": lambda module: module.initial_seed(),
 }
@@ -259,6 +294,20 @@ def watch_generators() -> None:
 def leave_generators() -> None:
     """In a fork: nothing is compared any more."""
     _hooks.remove()
+
+
+def _drew() -> bool:
+    """Whether numbers were drawn from `random`, and that was all. Asked once after each import."""
+    now = generator.state()
+    if (
+        now is None
+        or "random" not in _fresh
+        or now == _fresh["random"]
+        or not generator.only_drawn(_fresh["random"], now)
+    ):
+        return False
+    _fresh["random"] = now
+    return True
 
 
 def _random_states() -> list[str]:

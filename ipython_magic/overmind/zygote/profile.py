@@ -21,6 +21,9 @@ from dataclasses import asdict, dataclass, field
 from types import ModuleType
 from typing import Any
 
+from overmind.patching import ImportHooks
+from overmind.zygote import generator
+
 KERNEL_SESSIONS = 10  # kernels without it until a module is forgotten
 
 # Source that may change the environment. A program with such a line is learned anew after each edit of it.
@@ -28,6 +31,7 @@ WRITES_ENVIRONMENT = re.compile(
     rb"environb?\s*\[[^\]]*\]\s*=[^=]|environb?\s*\.\s*(?:update|setdefault|pop|popitem|clear|__setitem__)\b"
     rb"|\b(?:un|put)(?:set)?env\b|dotenv|environb?\s*\|=|\bdel\s+(?:os\s*\.\s*)?environ"
 )
+SEEDS = re.compile(rb"seed|setstate")
 
 
 @dataclass
@@ -105,9 +109,18 @@ def stamp_of(path: str) -> list[int]:
 
 def may_change_environment(path: str) -> bool:
     """Whether the source has a line that could; True if it can't be read."""
+    return _has(path, WRITES_ENVIRONMENT)
+
+
+def may_seed(path: str) -> bool:
+    """The same for the random numbers."""
+    return _has(path, SEEDS)
+
+
+def _has(path: str, pattern: re.Pattern[bytes]) -> bool:
     try:
         with open(path, "rb") as file:
-            return WRITES_ENVIRONMENT.search(file.read()) is not None
+            return pattern.search(file.read()) is not None
     except OSError:
         return True
 
@@ -173,6 +186,8 @@ class Learner:
         self._start = self._environment()
         self._last: Mapping[str, str] = {}
         self._changed: list[tuple[int, dict[str, str]]] = []  # by the length of sys.modules
+        self._random: Any = None  # its state at the last look
+        self._seeded = False
         self._refused: dict[str, str] = {}
         self._begun: dict[str, int] = {}  # by which imports began
         self._session: int | None = None
@@ -189,11 +204,13 @@ class Learner:
         self._native = frozenset(sys.modules)
         self._start = self._environment()
         sys.meta_path.insert(0, self)
+        ImportHooks().add("random", lambda _module: self._note_random())
         atexit.register(self.note)
 
     def rebase(self) -> None:
         """What the environment is now, it is at the start."""
         self._start, self._last, self._changed = self._environment(), {}, []
+        self._note_random()
 
     def conflict(self, name: str, why: str) -> None:
         """`name` must not be imported ahead in later zygotes of this kind."""
@@ -205,19 +222,32 @@ class Learner:
             self._begun.setdefault(name, len(self._begun))
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
-        """Part of the import system (importlib.abc.MetaPathFinder): looks, and finds nothing. 2 us an import."""
+        """Part of the import system (importlib.abc.MetaPathFinder): looks, and finds nothing. 10 us an import."""
         self._begun.setdefault(fullname, len(self._begun))
+        self._look_at_random()
         now = os.environ._data  # type: ignore[attr-defined]
-        if now == self._start and not self._last:
+        if now == self._start and not self._last and not self._seeded:
             return
         changed = {
             os.fsdecode(name): hash_of(now.get(name))
             for name in now.keys() | self._start.keys()
             if now.get(name) != self._start.get(name)
         }
+        if self._seeded:
+            changed[generator.SEEDED] = "yes"
         if changed != self._last:
             self._last = changed
             self._changed.append((len(sys.modules), changed))
+
+    def _note_random(self) -> None:
+        self._random, self._seeded = generator.state(), False
+
+    def _look_at_random(self) -> None:
+        """8 us, until it was seeded."""
+        if self._random is None or self._seeded or (now := generator.state()) is None:
+            return
+        self._seeded = not generator.only_drawn(self._random, now)
+        self._random = now
 
     def note(self) -> None:
         """Writes what was learned, if anything was. Cheap when nothing new was imported. Never raises."""

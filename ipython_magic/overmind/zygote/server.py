@@ -117,7 +117,9 @@ class Zygote:
 
     def _import(self, name: str, refused: dict[str, str]) -> preload.Group | None:
         try:
-            group = preload.load(name, self._shell)
+            # One that raises may be asked for by somebody who expects that.
+            others = [each for each, why in refused.items() if not why.startswith(preload.RAISED)]
+            group = preload.load(name, self._shell, others)
             if group is not None:
                 self._note_files(list(group.modules.values()))
             return group
@@ -144,6 +146,7 @@ class Zygote:
         gc.freeze()  # a collection in a fork then touches none of these pages
         self._pids = become.own_pids(list(sys.modules.values()))
         self._packages = stash.packages_of(self._groups)
+        self._draws = any(group.draws for group in self._groups)
         self.quick_end = preload.ends_in_silence()
         self._census.loaded(sum(len(group.modules) for group in self._groups))
 
@@ -265,6 +268,8 @@ class Zygote:
         for path, stamp in learned.files.items():
             if profile.stamp_of(path) != stamp and profile.may_change_environment(path):
                 return f"{path} was edited, and may change the environment before an import"
+            if profile.stamp_of(path) != stamp and self._draws and profile.may_seed(path):
+                return f"{path} was edited, and may seed random numbers before an import that draws some"
         script = os.path.realpath(request.target)
         own = stash.names_in(os.path.dirname(script))
         if shadowed := own & self._packages:

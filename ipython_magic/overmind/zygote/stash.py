@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from overmind import _core, log, replay, store
-from overmind.zygote import standin
+from overmind.zygote import generator, standin
 from overmind.zygote.preload import Group
 
 Conflict = Callable[[str, str], None]
@@ -41,11 +41,13 @@ class Stash:
         self._path = frozenset(sys.path)
         self._listings: dict[str, frozenset[str]] = {}
         self._expected: dict[str, str | None] = {}  # the environment as the program would have it without a change
+        self._random: Any = None  # state of the program's `random` at its start
         self.on_conflict: Conflict | None = None
         self.on_reveal: Callable[[Sequence[str]], None] | None = None  # names, in the order in which imports began
 
     def hide(self) -> None:
         """Takes everything out of sight. Called once, in a fork."""
+        random = sys.modules.get("random") or self._module("random")
         for name, at in self._where.items():
             module = sys.modules.pop(name, None)
             parent, _, child = name.rpartition(".")
@@ -62,6 +64,7 @@ class Stash:
             warnings.filters[:] = [each for each in warnings.filters if id(each) not in added]  # type: ignore[index]
             warnings._filters_mutated()  # type: ignore[attr-defined]
         self._expected = dict(os.environ)
+        self._random = None if random is None else random._inst.getstate()
         sys.meta_path.insert(0, self)
 
     def outlive(self) -> None:
@@ -146,12 +149,18 @@ class Stash:
         for name in changed:
             if group.concerns(name):
                 return f"{name} was changed before {group.name} was imported"
+        if group.draws and self._is_seeded():
+            return f"random numbers were seeded before {group.name} was imported, which draws some"
         folders = self._new_folders()
         for name in self.packages | group.packages if folders else ():
             for folder in folders:
                 if name in self._listing(folder):
                     return f"{name} of {folder} would have been imported with {group.name}"
         return None
+
+    def _is_seeded(self) -> bool:
+        now = generator.state()
+        return now is not None and self._random is not None and not generator.only_drawn(self._random, now)
 
     def _new_folders(self) -> list[str]:
         return [folder or os.getcwd() for folder in sys.path if folder not in self._path]
