@@ -95,6 +95,7 @@ BATCH = "torch.tensor([[2, 7, 9, 11, 3]])"
 STATES = f"[m(input_ids={BATCH}).last_hidden_state, saved(m)]"
 LOGITS = f"[m(input_ids={BATCH}).logits, saved(m), m.generation_config]"
 GROWN = "[m.generate(input_ids=torch.tensor([[5, 6]]), max_new_tokens=4, do_sample=False), saved(m)]"
+RECORDED = f"dict(m(input_ids={BATCH}, use_cache=False, output_hidden_states=True, output_attentions=True))"
 TIED = (
     "[m.cls.predictions.decoder.weight is m.bert.embeddings.word_embeddings.weight,"
     f" m(input_ids={BATCH}).logits, saved(m)]"
@@ -124,6 +125,9 @@ MODELS = [
         " revision='0123456789abcdef0123456789abcdef01234567')",
         STATES,
     ),
+    # What a class can record is noted when one of its models is made, which a hit does not do.
+    Load("recorded", "transformers.LlamaModel.from_pretrained(tiny_llama, attn_implementation='eager')", RECORDED),
+    Load("recorded_bert", "transformers.BertModel.from_pretrained(tiny_bert, attn_implementation='eager')", RECORDED),
     Load("eager_attention", "transformers.BertModel.from_pretrained(tiny_bert, attn_implementation='eager')", STATES),
     Load(
         "config_object",
