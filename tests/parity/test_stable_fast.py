@@ -6,9 +6,10 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import models
 import pytest
 from conftest import Oracle
-from parity.cases import BEFORE
+from parity.cases import BEFORE, names
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("sfast") is None,
@@ -135,3 +136,116 @@ def test_a_trace_that_would_not_serve_others_is_not_kept(
     run = oracle.by(start + source(calls))
     assert run.records[0][0] == "bypass"
     assert reason in run.records[0][1]
+
+
+# The cell of stable-fast's README that compiles a pipeline. This machine has no CUDA device, and 30 steps for 512 by
+# 512 pixels are a minute's work for it: those three places are filled in below, the rest is as it is printed there.
+README = """
+import torch
+from diffusers import (StableDiffusionPipeline, EulerAncestralDiscreteScheduler)
+from sfast.compilers.stable_diffusion_pipeline_compiler import (compile,
+                                                                CompilationConfig
+                                                                )
+
+def load_model():
+    # you can change to StableDiffusionXLPipeline to load SDXL model
+    model = StableDiffusionPipeline.from_pretrained(
+        'runwayml/stable-diffusion-v1-5', torch_dtype=torch.float16)
+
+    model.scheduler = EulerAncestralDiscreteScheduler.from_config(
+        model.scheduler.config)
+    model.safety_checker = None
+    model.to(torch.device('{device}'))
+    return model
+
+model = load_model()
+
+config = CompilationConfig.Default()
+
+# xformers and Triton are suggested for achieving best performance.
+# It might be slow for Triton to generate, compile and fine-tune kernels.
+try:
+    import xformers
+    config.enable_xformers = True
+except ImportError:
+    print('xformers not installed, skip')
+# NOTE: On some recent GPUs (for example, RTX 4080), Triton might generate slow kernels.
+# Disable Triton if you encounter this problem.
+try:
+    import triton
+    config.enable_triton = True
+except ImportError:
+    print('Triton not installed, skip')
+# CUDA Graph is suggested for small batch sizes to reduce CPU overhead.
+# My implementation can handle dynamic shape with increased need for GPU memory.
+# If you meet problems related to it, you should disable it.
+config.enable_cuda_graph = True
+
+compiled_model = {compile}model, config)
+
+kwarg_inputs = dict(
+    prompt=
+    '(masterpiece:1,2), best quality, masterpiece, best detail face, lineart, monochrome, a beautiful girl',
+    height={size},
+    width={size},
+    num_inference_steps={steps},
+    num_images_per_prompt=1,
+)
+
+# NOTE: Warm it up.
+# The first call will trigger compilation and might be very slow.
+# After the first call, it should be very fast.
+output_image = compiled_model(**kwarg_inputs).images[0]
+
+# Let's see the second call!
+output_image = compiled_model(**kwarg_inputs).images[0]
+"""
+TRACES = ["CLIPTextModel.forward", "UNet2DConditionModel.forward", "Conv2d._call_impl", "Decoder._call_impl"]
+
+
+@pytest.mark.parametrize("call", ["compile(", "load(compile, "], ids=["as printed", "overmind.load"])
+def test_the_cell_of_the_readme(oracle: Oracle, folder: Path, call: str) -> None:
+    """A whole pipeline, for two shapes: text encoder, UNet and each part of the VAE that can be traced."""
+    (folder / "runwayml").mkdir()
+    (folder / "runwayml" / "stable-diffusion-v1-5").symlink_to(models.folder("tiny_pipeline"))
+    cell = README.format(device="cpu", size=32, steps=2, compile=call)
+    run = oracle.hit(
+        BEFORE
+        + "import warnings\nwarnings.simplefilter('ignore')\ntorch.manual_seed(0)\n"
+        + cell
+        + """
+import hashlib
+value = [hashlib.sha256(output_image.tobytes()).hexdigest(), [*output_image.size]]
+wide = compiled_model(**{**kwarg_inputs, "width": 64}).images[0]
+value += [hashlib.sha256(wide.tobytes()).hexdigest(), [*wide.size]]
+ids = torch.arange(8)[None]
+for flag in (True, False):
+    states = compiled_model.text_encoder(ids, return_dict=flag)
+    value.append([type(states).__name__, describe(states)])
+""",
+        cwd=str(folder),
+    )
+    traced = [record for record in run.records if record[2] == "sfast.jit.trace_helper.trace_with_kwargs"]
+    assert len(traced) == len(TRACES) + 2, run.records
+    assert run.value[0] != run.value[2]
+
+
+def test_hidden_states_of_a_text_encoder(oracle: Oracle) -> None:
+    """transformers puts hooks on a module when it is first asked for these, and a hit would not."""
+    run = oracle.by(
+        names()
+        + BEFORE
+        + """
+import warnings
+warnings.simplefilter("ignore")
+from sfast.compilers.diffusion_pipeline_compiler import CompilationConfig, _build_lazy_trace
+from transformers import CLIPTextModel
+m = CLIPTextModel.from_pretrained(tiny_pipeline + "/text_encoder", dtype=torch.float32)
+m.forward = _build_lazy_trace(CompilationConfig.Default())(m.forward)
+with torch.no_grad():
+    out = m(torch.arange(8)[None], output_hidden_states=True)
+value = [describe(dict(out)), [len(part._forward_hooks) for part in m.modules()]]
+"""
+    )
+    assert run.outcomes == ["hit", "bypass"], run.records
+    assert "changed its module" in run.reasons[1]

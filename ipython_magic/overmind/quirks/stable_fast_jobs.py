@@ -121,9 +121,11 @@ class _Work:
             return reads.refusal
         if any(shapes):
             return "a trace with sizes that depend on the values of its inputs"
-        if self._ask()[0] != self.asked[0]:
-            return "a trace that changed its module"
-        return None
+        try:
+            same = self._ask()[0] == self.asked[0]
+        except Uncacheable:  # what was added can't even be described: a hook that is a closure
+            same = False
+        return None if same else "a trace that changed its module"
 
     def _trace(self, look: Callable[[Any], None]) -> Any:
         """As lazy_trace() and AutoTraceCompiler.compile() do it."""

@@ -102,9 +102,16 @@ def _nodes(block: Any) -> Iterator[Any]:
 def _is_dynamic(node: Any) -> bool:
     if node.kind() != "aten::index":
         return _has_dynamic_overload(node.kind())
-    indices = list(node.inputs())[1].node().inputs()
-    kinds = [str(index.type()) for index in indices]
-    return not all(kind == "NoneType" or kind.startswith(("Long(", "Int(")) for kind in kinds)
+    indices = list(node.inputs())[1].node()
+    return indices.kind() != "prim::ListConstruct" or not all(_keeps_sizes(index.type()) for index in indices.inputs())
+
+
+def _keeps_sizes(kind: Any) -> bool:
+    """Whether an index of this type gives as many elements as it has itself: a mask does not. The text of a type
+    says nothing of its elements."""
+    if kind.kind() == "TensorType":
+        return kind.scalarType() in ("Int", "Long")
+    return bool(kind.kind() == "NoneType")
 
 
 @functools.cache
