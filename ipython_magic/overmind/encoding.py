@@ -53,9 +53,10 @@ class Encoder:
     """Encodes the arguments of one call. Not thread-safe; keeps the mutable objects that it has met alive.
 
     `embeds`: nn.Modules, tokenizers and processors are taken by their facts, without their weights.
+    `filled`: a dict that the call fills in; what it holds is left out.
     """
 
-    def __init__(self, embeds: bool = False) -> None:
+    def __init__(self, embeds: bool = False, filled: dict[Any, Any] | None = None) -> None:
         self.parts: list[bytes] = []
         self.marks: list[tuple[str, int]] = []  # each argument, and where its parts begin
         self.nodes: list[Node] = []
@@ -64,6 +65,7 @@ class Encoder:
         self.paths: dict[str, None] = {}  # strings that may name files, in the order met
         self.too_many_paths = False
         self.embeds = embeds
+        self.filled = filled
         self._numbers: dict[int, int] = {}
         self._depth = 0
         self._budget = MAX_NODES
@@ -323,6 +325,9 @@ def _tuple(encoder: Encoder, value: Any, parent: Node | None, step: list[Any]) -
 
 
 def _dict(encoder: Encoder, value: Any, parent: Node | None, step: list[Any]) -> None:
+    if value is encoder.filled:
+        encoder.parts.append(b"u")
+        return
     node = encoder.node(value, parent, step)
     if node is not None:
         encoder.parts.append(b"d")

@@ -168,9 +168,11 @@ def _request(
 
 def encode_arguments(call: BoundCall) -> Encoder:
     """The bound arguments of `call` as they are now."""
-    encoder = Encoder(embeds=call.loader.embeds_modules)
+    encoder = Encoder(embeds=call.loader.embeds_modules, filled=call.filled)
     for name, value in call.arguments.items():
-        encoder.argument(name, tuple(value) if value is not None and name == call.loader.fills else value)
+        encoder.argument(name, value)
+    if call.filled is not None:
+        encoder.argument(f"names in {call.loader.fills}", tuple(call.before))
     return encoder
 
 

@@ -187,17 +187,12 @@ def _attempt(
 
 def _hit(request: key.Request, segment: _core.Segment, meta: dict[str, Any], parts: list[Any]) -> _Hit:
     clock = worth.Clock()
-    result = _restore(segment, meta, parts, _filled(request))
+    result = _restore(segment, meta, parts, request.call.filled)
     return _Hit(result, segment, request, meta, clock.seconds())
 
 
-def _filled(request: key.Request) -> dict[str, str] | None:
-    """The argument that the load fills in, if the loader has one and the call gives it."""
-    return request.call.arguments.get(request.call.loader.fills)
-
-
 def _restore(
-    segment: _core.Segment, meta: dict[str, Any], parts: list[Any], filled: dict[str, str] | None = None
+    segment: _core.Segment, meta: dict[str, Any], parts: list[Any], filled: dict[Any, Any] | None = None
 ) -> Any:
     if meta["borrowed"]:
         borrowing.attach(segment, meta["dependencies"], meta["borrowed"])
@@ -254,8 +249,8 @@ def _publish(miss: _Miss, recording: Recording, result: Any, native: float) -> t
         return _Bypass(recording.refusal)
     request = miss.request
     numbers, objects = request.arguments.substitutes()
-    filled = _filled(request)
-    snapshot = skeleton.take(result if filled is None else (result, dict(filled)), numbers, objects)
+    kept = result if request.call.filled is None else (result, request.call.set_by_load())
+    snapshot = skeleton.take(kept, numbers, objects)
     if objects and substitution.shares(objects, snapshot.buffers):
         return _Bypass("the result is a view of an argument's own memory")
     changed = foreign_code.found(snapshot.names)

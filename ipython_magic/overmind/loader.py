@@ -25,7 +25,8 @@ class Loader:
     embeds_modules: bool = False
     """nn.Module arguments go into the result as they are; their weights are not looked at."""
     fills: str = ""
-    """Parameter that takes a dict whose values the load sets, for the names that are in it: part of the result."""
+    """Parameter that takes a dict into which the load sets values, or "parameter.attribute" if its value holds such a
+    dict, which the load only writes: part of the result. Of what it holds before, names are part of the key."""
     libraries: tuple[str, ...] = ()
     """Import names whose versions, log levels and environment variables are part of the key."""
     refuse: Callable[[BoundCall], str | None] = nothing
@@ -46,3 +47,23 @@ class BoundCall:
     """The class that a classmethod loader was called on."""
     arguments: dict[str, Any] = field(default_factory=dict)
     """Defaults applied; **kwargs flattened; *args under its own name as a tuple."""
+    filled: dict[Any, Any] | None = field(init=False)
+    """The caller's dict that the load fills in (Loader.fills), if this call gives one."""
+    before: dict[Any, Any] = field(init=False)
+    """What that dict held when the call was bound."""
+
+    def __post_init__(self) -> None:
+        name, _, attribute = self.loader.fills.partition(".")
+        found = self.arguments.get(name)
+        if attribute:
+            found = getattr(found, "__dict__", {}).get(attribute)
+        self.filled = found if isinstance(found, dict) else None
+        self.before = dict(self.filled or {})
+
+    def set_by_load(self) -> dict[Any, Any]:
+        """What the load has set in `filled`. A parameter's own values before are no part of the key, so all of them;
+        what an attribute holds from other loads stays there."""
+        assert self.filled is not None
+        if "." not in self.loader.fills:
+            return dict(self.filled)
+        return {name: value for name, value in self.filled.items() if self.before.get(name, self) is not value}

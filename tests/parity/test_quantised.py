@@ -201,3 +201,65 @@ def test_every_option_is_part_of_the_key(oracle: Any, made: str) -> None:
 def test_writes_stay_here(oracle: Any, made: str) -> None:
     run = oracle.hit(_source(CHANGED, made))
     assert run.value == [False, True, True]
+
+
+PIPELINE = """
+import diffusers
+from diffusers import DiffusionPipeline
+from diffusers.quantizers import PipelineQuantizationConfig
+value = []
+
+def quantised(config, **more):
+    m = DiffusionPipeline.from_pretrained(tiny_pipeline, quantization_config=config, dtype=torch.float32, **more)
+    noted = config.config_mapping["text_encoder"]
+    same = [m.quantization_config is config, m.text_encoder.config.quantization_config is noted,
+            noted is (config.quant_mapping or {}).get("text_encoder")]
+    value.append([same, list(config.config_mapping), describe(noted), describe(m.text_encoder.state_dict()),
+                  own(m.text_encoder), [type(p).__name__ for p in m.text_encoder.parameters()]])
+    return m
+
+def whole(backend="bitsandbytes_4bit", parts="text_encoder", **options):
+    return PipelineQuantizationConfig(quant_backend=backend, quant_kwargs=options, components_to_quantize=parts)
+"""
+# diffusers 0.42 quantises its own models on CUDA devices only, so here it is the text encoder.
+PIPELINE_USES = {
+    "four": "quantised(whole(load_in_4bit=True, bnb_4bit_use_double_quant=True, bnb_4bit_quant_type='nf4'))",
+    "eight": "quantised(whole('bitsandbytes_8bit', load_in_8bit=True, llm_int8_threshold=5.0))",
+    "mapping": "quantised(PipelineQuantizationConfig(quant_mapping={'text_encoder': Config(load_in_8bit=True)}))",
+    "used_before": "c = whole(load_in_4bit=True)\nquantised(c)\nquantised(c)",
+    "beside_a_vae": """
+vae = diffusers.AutoencoderKL.from_pretrained(tiny_vae, dtype=torch.float32)
+m = quantised(whole(load_in_4bit=True), vae=vae)
+value.append(m.vae is vae)
+""",
+}
+
+
+@pytest.mark.parametrize("name", PIPELINE_USES)
+def test_pipeline_quantisation(oracle: Any, made: str, name: str) -> None:
+    oracle.hit(_source(PIPELINE + PIPELINE_USES[name], made))
+
+
+def test_every_option_of_a_pipelines_quantisation_is_part_of_the_key(oracle: Any, made: str) -> None:
+    run = oracle.run(
+        _source(
+            PIPELINE
+            + """
+four = dict(load_in_4bit=True)
+for config in (
+    whole(**four), whole(**four, bnb_4bit_quant_type="nf4"), whole(**four, bnb_4bit_use_double_quant=True),
+    whole(**four, bnb_4bit_compute_dtype=torch.float16), whole(**four, bnb_4bit_quant_storage=torch.bfloat16),
+    whole(**four, parts=["text_encoder", "safety_checker"]),
+    whole("bitsandbytes_8bit", load_in_8bit=True),
+    whole("bitsandbytes_8bit", load_in_8bit=True, llm_int8_threshold=5.0),
+    whole("bitsandbytes_8bit", load_in_8bit=True, llm_int8_skip_modules=["fc1"]),
+    PipelineQuantizationConfig(quant_mapping={"text_encoder": Config(load_in_4bit=True)}),
+    PipelineQuantizationConfig(quant_mapping={"text_encoder": Config(load_in_8bit=True)}),
+):
+    quantised(config)
+""",
+            made,
+        )
+    )
+    assert set(run.outcomes) == {"miss"} and len(run.records) == 11, run.records
+    assert len({record[3] for record in run.records}) == 11

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -274,3 +276,78 @@ value = [pipe.{name} is {given}, {use}, mark(pipe.unet)]
     )
     run = oracle.hit(source(body))
     assert run.value[0] is True
+
+
+COMPUTED = {
+    "text_encoder_4bit": """
+part = transformers.CLIPTextModel.from_pretrained(tiny_pipeline + "/text_encoder", quantization_config=
+    transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True, bnb_4bit_quant_type="nf4"))
+name, use = "text_encoder", lambda m: m.state_dict()  # bitsandbytes computes with no layer that is so small
+""",
+    "text_encoder_8bit": """
+part = transformers.CLIPTextModel.from_pretrained(tiny_pipeline + "/text_encoder", quantization_config=
+    transformers.BitsAndBytesConfig(load_in_8bit=True))
+name, use = "text_encoder", lambda m: m(torch.arange(8)[None]).last_hidden_state
+""",
+    "vae_scripted_parts": """
+part = AutoencoderKL.from_pretrained(tiny_vae, torch_dtype=torch.float32).eval()
+part.decoder = torch.jit.trace(part.decoder, torch.ones(1, 4, 8, 8))
+part.post_quant_conv = torch.jit.script(part.post_quant_conv)
+name, use = "vae", lambda m: m.decode(torch.ones(1, 4, 8, 8)).sample
+""",
+    "vae_from_an_archive": """
+part = AutoencoderKL.from_pretrained(tiny_vae, torch_dtype=torch.float32).eval()
+part.decoder = torch.jit.load(made + "/decoder.pt")
+name, use = "vae", lambda m: m.decode(torch.ones(1, 4, 8, 8)).sample
+""",
+    "unet_compiled": """
+from sfast.compilers.diffusion_pipeline_compiler import CompilationConfig, compile_unet
+part = diffusers.UNet2DConditionModel.from_pretrained(tiny_pipeline, subfolder="unet", torch_dtype=torch.float32)
+part = load(compile_unet, part.eval(), CompilationConfig.Default())
+name = "unet"
+def use(m):
+    return m(torch.ones(1, 4, 8, 8), torch.tensor(3), encoder_hidden_states=torch.ones(1, 7, 16)).sample
+{before}
+""",
+    "unet_compiled_and_used": "",
+}
+COMPUTED["unet_compiled_and_used"] = COMPUTED["unet_compiled"].format(before="with torch.no_grad():\n    use(part)")
+COMPUTED["unet_compiled"] = COMPUTED["unet_compiled"].format(before="")
+DECODER = """
+part = AutoencoderKL.from_pretrained(tiny_vae, torch_dtype=torch.float32).eval()
+torch.jit.save(torch.jit.trace(part.decoder, torch.ones(1, 4, 8, 8)), made + "/decoder.pt")
+"""
+
+
+@pytest.mark.parametrize("what", COMPUTED)
+def test_parts_that_were_computed(oracle: Any, tmp_path: Path, what: str) -> None:
+    """A quantised text encoder, a VAE with scripted parts, a UNet compiled by stable-fast: in place, and working."""
+    if what.startswith("unet") and importlib.util.find_spec("sfast") is None:
+        pytest.skip("stable-fast is not installed")
+    start = "import warnings\nwarnings.simplefilter('ignore')\n" + names(str(tmp_path)) + BEFORE + IMPORTS
+    if "archive" in what:
+        oracle.nat(start + DECODER)
+    run = oracle.hit(
+        start
+        + COMPUTED[what]
+        + """
+pipe = DiffusionPipeline.from_pretrained(tiny_pipeline, **{name: part})
+with torch.no_grad():
+    value = [getattr(pipe, name) is part, describe(use(getattr(pipe, name))), mark(pipe.unet), type(part).__name__]
+"""
+    )
+    assert run.value[0] is True
+    assert pipeline_records(run)[0][0] == "hit"
+
+
+def test_a_scripted_vae_that_the_pipeline_refuses(oracle: Any) -> None:
+    """It has no config: natively an error, and the same one with Overmind."""
+    body = (
+        "part = torch.jit.script(torch.nn.Conv2d(4, 3, 1))\n"
+        + "try:\n    DiffusionPipeline.from_pretrained(tiny_pipeline, vae=part)\n    value = 'loaded'\n"
+        + "except Exception as error:\n    value = [type(error).__name__, str(error)]"
+    )
+    native = oracle.nat(source(body)).value
+    assert native != "loaded"
+    assert oracle.run(source(body)).value == native
+    assert oracle.run(source(body)).value == native

@@ -63,6 +63,8 @@ def _ambient(_call: BoundCall) -> object:
     return [*switches, ("low_cpu_mem_usage", str(getattr(models, "_LOW_CPU_MEM_USAGE_DEFAULT", None)))]
 
 
+# A PipelineQuantizationConfig notes here, and never reads, which part got which config.
+_FILLED = "quantization_config.config_mapping"
 _REFUSAL = first(distributed, download, remote_code, _arguments, quantised, devices)
 
 
@@ -72,6 +74,7 @@ def _loader(name: str, target: str = "pretrained_model_name_or_path", pipeline: 
         target=target,
         hub=True,
         embeds_modules=pipeline,
+        fills=_FILLED if pipeline else "",
         libraries=_PIPELINE_LIBRARIES if pipeline else _LIBRARIES,
         refuse=_REFUSAL,
         ambient=_ambient,

@@ -121,7 +121,7 @@ def restore(archive: Any, live: list[int], own: list[Any], slots: list[tuple[Any
 
 def _attach_hooks(compiled: Any) -> None:
     """As attach_script_module_clear_hook(), which asks torch for all that is below a part to find what is next below
-    it: 30 ms of a hit for a UNet with 186 parts, and here 3."""
+    it: 80 ms of a hit for a UNet with 616 parts, and here below 10."""
     import torch
     from sfast.jit import utils
 
