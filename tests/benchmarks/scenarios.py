@@ -7,6 +7,7 @@ name, which is how a pipeline receives its vae.
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,6 +98,24 @@ def _script(folders: Folders) -> list[Step]:
     return [Step("torch.jit.load", lambda _: torch.jit.load(path))]
 
 
+def _stable_fast(folders: Folders) -> list[Step]:
+    """From a UNet in memory to its first result: wrapping is native each time, the trace is what is cached. The
+    smallest picture, for it computes the same with and without Overmind."""
+    import torch
+    from diffusers import UNet2DConditionModel
+    from sfast.compilers.diffusion_pipeline_compiler import CompilationConfig, compile_unet
+
+    unet = UNet2DConditionModel.from_pretrained(folders("pipeline"), subfolder="unet", dtype=torch.float32).eval()
+    inputs = torch.ones(1, 4, 8, 8), torch.tensor(3), torch.ones(1, 77, unet.config["cross_attention_dim"])
+
+    @torch.no_grad()
+    def first_result(_: Results) -> Any:
+        sample, timestep, states = inputs
+        return compile_unet(unet, CompilationConfig.Default())(sample, timestep, encoder_hidden_states=states)
+
+    return [Step("stable-fast", first_result)]
+
+
 def _llama_bin(folders: Folders) -> list[Step]:
     import torch
 
@@ -147,6 +166,19 @@ SCENARIOS = {
         ),
         Scenario("llama_8bit", "the same, 8 bit", ("llama",), _quantised(load_in_8bit=True), hit_ratio=100),
         Scenario("script", "Stable Diffusion 1.5 UNet, TorchScript", ("script",), _script, hit_ratio=10),
+        *(
+            [
+                Scenario(
+                    "stable_fast",
+                    "Stable Diffusion 1.5 UNet by stable-fast, to its first result",
+                    ("pipeline",),
+                    _stable_fast,
+                    hit_ratio=20,
+                )
+            ]
+            if importlib.util.find_spec("sfast")
+            else []
+        ),
         Scenario("tokenizer128k", "tokenizer, 128 k vocabulary", ("tokenizer128k",), _tokenizer),
         Scenario("minilm", "sentence_transformers, MiniLM", ("minilm",), _minilm, nested=True),
     )
