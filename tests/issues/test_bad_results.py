@@ -25,6 +25,11 @@ def connection(path):
 def lock(path):
     return Holder(threading.Lock())
 
+def within(path):
+    # Deep in what else would be kept, and met after it.
+    text = open(path).read()
+    return {"text": [text] * 3, "more": [Holder({"lines": (line for line in text)}), Holder(threading.Condition())]}
+
 def generator(path):
     return Holder(line for line in open(path).readlines())
 
@@ -35,6 +40,7 @@ def function(path):
 USES = {
     "file": "m.part.read()",
     "connection": "[m.part[0].send(b'abc'), m.part[1].recv(3).decode()]",
+    "within": "[m['text'], list(m['more'][0].part['lines'])]",
     "lock": "[m.part.acquire(), m.part.locked()]",
     "generator": "list(m.part)",
     "function": "m.part()",
@@ -64,13 +70,15 @@ CORRUPT = {
 
 
 @pytest.mark.parametrize("how", CORRUPT)
-@pytest.mark.parametrize("loader", ["torch.load", "torch.jit.load"])
+@pytest.mark.parametrize("loader", ["torch.load", "torch.jit.load", "safetensors.torch.load_file"])
 def test_a_corrupt_file_gives_the_native_error(
     oracle: Oracle, before: str, loader: str, how: str, folder: Path
 ) -> None:
     make = "torch.jit.save(torch.jit.script(torch.nn.Linear(64, 64)), path)"
     if loader == "torch.load":
         make = "torch.save(torch.nn.Linear(64, 64).state_dict(), path)"
+    elif loader == "safetensors.torch.load_file":
+        make = "import safetensors.torch\nsafetensors.torch.save_file(torch.nn.Linear(64, 64).state_dict(), path)"
     oracle.nat(
         before
         + f"import warnings\nwarnings.simplefilter('ignore')\npath = root + '/good'\n{make}\n"
@@ -80,6 +88,7 @@ def test_a_corrupt_file_gives_the_native_error(
         before
         + f"""
 import warnings
+import safetensors.torch
 warnings.simplefilter("ignore")
 value = []
 for _ in range(2):
