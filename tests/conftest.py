@@ -112,8 +112,9 @@ def site_packages(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
     place = tmp_path_factory.mktemp("environment")
     venv.create(place, symlinks=True)
     folder = Path(sysconfig.get_path("purelib", vars={"base": str(place)}))
-    installed = sysconfig.get_path("purelib")
-    (folder / "installed.pth").write_text(f"import site; site.addsitedir({installed!r})\n")
+    for installed in Path(sysconfig.get_path("purelib")).iterdir():
+        if installed.name != "__pycache__":
+            (folder / installed.name).symlink_to(installed)
     monkeypatch.setattr(sys, "executable", str(place / "bin" / "python"))
     return folder
 

@@ -96,6 +96,11 @@ def plain_starts(runtime: Path) -> list[str]:
     return [line for log in runtime.glob("v*/launcher.log") for line in log.read_text().splitlines() if "plain" in line]
 
 
+def has_torch(pid: int) -> bool:
+    """Whether libtorch is loaded in that process: a zygote without it would show nothing of it."""
+    return "/libtorch" in Path(f"/proc/{pid}/maps").read_text()
+
+
 def refused(runtime: Path) -> dict[str, str]:
     """What zygotes of this folder don't import ahead, and why."""
     found: dict[str, str] = {}

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from starts import forked, native, refused, warm, zygotes
+from starts import forked, has_torch, native, refused, warm, zygotes
 
 PROGRAM = """
 import os, sys, threading, time
@@ -47,23 +47,17 @@ def test_torch_in_a_fork(runtime: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["torch.ones(600, 600) @ torch.ones(600, 600)", "torch.manual_seed(7)"])
-def test_an_import_that_computes(runtime: Path, tmp_path: Path, line: str) -> None:
+def test_an_import_that_computes(runtime: Path, tmp_path: Path, site_packages: Path, line: str) -> None:
     """A library that computes or seeds when it is imported is left to the program: no hang, no other numbers."""
-    import shutil
-    import sysconfig
-
-    library = Path(sysconfig.get_path("purelib")) / "overmind_computing_library"
-    library.mkdir(exist_ok=True)
-    try:
-        (library / "__init__.py").write_text(f"import torch\n{line}\n")
-        program = tmp_path / "program.py"
-        program.write_text(
-            "import torch, overmind_computing_library\n"
-            "print(float((torch.ones(600, 600) @ torch.ones(600, 600)).sum()))\n"
-            "print(torch.initial_seed() < 100 and torch.rand(2))\n"
-        )
-        expected = native(str(program))
-        assert warm(runtime, str(program)) == expected
-        assert forked(runtime, str(program)) == expected
-    finally:
-        shutil.rmtree(library)
+    (site_packages / "overmind_computing_library.py").write_text(f"import torch\n{line}\n")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import torch, overmind_computing_library\n"
+        "print(float((torch.ones(600, 600) @ torch.ones(600, 600)).sum()))\n"
+        "print(torch.initial_seed() < 100 and torch.rand(2))\n"
+    )
+    expected = native(str(program))
+    assert warm(runtime, str(program)) == expected
+    assert has_torch(zygotes(runtime)[0]["pid"])
+    assert forked(runtime, str(program)) == expected
+    assert "overmind_computing_library" in refused(runtime)

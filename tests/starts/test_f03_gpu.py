@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from kernel_sessions import session
 from overmind.kernel import kernelspec
-from starts import ENGINES, forked_session, warm_kernel, zygotes
+from starts import ENGINES, forked_session, has_torch, warm_kernel, zygotes
 
 # Imported behind torch in the zygote: from then on each question for a GPU is noted with the process that asks. Where
 # torch is built without CUDA it believes from here on that it was built with it, and asks all the same.
@@ -45,6 +45,7 @@ def test_the_zygote_asks_for_no_gpu(runtime: Path, folder: Path, site_packages: 
     (site_packages / "overmind_counting_library.py").write_text(COUNTING.format(log=str(log)))
     warm_kernel(runtime, folder, CELL, ENGINES[-1])
     (zygote,) = zygotes(runtime)
+    assert has_torch(zygote["pid"])
     with forked_session(runtime, ENGINES[-1]) as running:
         assert running.text(CELL) == "False False\n"
         asked = log.read_text() if log.exists() else ""
