@@ -81,6 +81,14 @@ def ended_zygotes(runtime: Path) -> Iterator[None]:
                 process.wait(30)
 
 
+def caught_up(runtime: Path) -> bool:
+    """Whether a zygote has imported all that was learned by now, and waits. True only after the last program ended."""
+    from overmind.zygote import profile
+
+    learned = [profile.stamp_of(str(path)) for path in runtime.glob("v*/p*") if "." not in path.name]
+    return any(row["learned"] in learned for row in zygotes(runtime))
+
+
 def warm(runtime: Path, *words: str, **options: Any) -> Outcome:
     """Runs it plainly once, and returns when its zygote waits for the next start."""
     before = {row["pid"] for row in zygotes(runtime)}

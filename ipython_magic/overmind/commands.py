@@ -78,7 +78,10 @@ def entries() -> list[_core.EntryInfo]:
 
 
 def stats(here: bool = True) -> dict[str, Any]:
-    """`store` (None: no daemon), `entries`, and with `here` this process's own figures under `process`."""
+    """`store` (None: no daemon), `entries`, `zygotes`, `plain_start` (the last one; None: none yet), and with `here`
+    this process's own figures under `process`."""
+    from overmind.zygote import census
+
     try:
         connection = client()
         figures: dict[str, Any] | None = dict(connection.stats())
@@ -89,7 +92,12 @@ def stats(here: bool = True) -> dict[str, Any]:
         asked = figures["hits"] + figures["misses"]
         figures["hit_rate"] = figures["hits"] / asked if asked else 0.0
         figures["native_seconds_served"] = sum(entry["hits"] * entry["native_seconds"] for entry in rows)
-    found: dict[str, Any] = {"store": figures, "entries": rows, "zygotes": zygotes()}
+    found: dict[str, Any] = {
+        "store": figures,
+        "entries": rows,
+        "zygotes": zygotes(),
+        "plain_start": census.last_plain_start(),
+    }
     if here:
         found["process"] = records.totals()
     return found

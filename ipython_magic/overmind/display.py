@@ -169,7 +169,7 @@ def stats_text(found: Row) -> str:
     lines = []
     if found.get("process"):
         lines.append(_process_line(found["process"]))
-    lines.extend(zygotes_lines(found.get("zygotes") or ()))
+    lines.extend(starts_lines(found))
     store = found["store"]
     if store is None:
         return "\n".join([*lines, "no daemon is running; the first load starts one"])
@@ -188,13 +188,16 @@ def _process_line(process: Row) -> str:
     )
 
 
-def zygotes_lines(rows: Sequence[Row]) -> list[str]:
-    """One line for each zygote."""
-    return [
+def starts_lines(found: Row) -> list[str]:
+    """One line for each zygote, and one for the last start that used none."""
+    lines = [
         f"zygote {row['pid']} for {row['mode']} {clean(row['target'])}: {row['modules']} modules imported, "
         f"{size(row['memory'])}, {row['forks']} started, {row['running']} running, used {ago(row['last_used'])}"
-        for row in rows
+        for row in found.get("zygotes") or ()
     ]
+    if plain := found.get("plain_start"):
+        lines.append(f"last plain start, {clean(plain['when'])}, of {clean(plain['target'])}: {clean(plain['reason'])}")
+    return lines
 
 
 def _store_line(store: Row) -> str:
@@ -249,7 +252,7 @@ def stats_html(found: Row) -> str:
     parts = []
     if found.get("process"):
         parts.append(f"<p>{_text(_process_line(found['process']))}</p>")
-    parts.extend(f"<p>{_text(line)}</p>" for line in zygotes_lines(found.get("zygotes") or ()))
+    parts.extend(f"<p>{_text(line)}</p>" for line in starts_lines(found))
     store = found["store"]
     if store is None:
         parts.append("<p>no daemon is running; the first load starts one</p>")

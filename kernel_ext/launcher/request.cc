@@ -144,6 +144,8 @@ Result<Started> ask(const Options& options, const Place& place, const Inherited&
   const std::vector<int> passed = open_descriptors();
   if (passed.size() > kMostDescriptors) return Status(Code::kExhausted, "more descriptors than one message takes");
   Result<UniqueFd> connection = connect_to_own(place.zygote, deadline_in(kAnswerSeconds));
+  if (connection.status().code() == Code::kUnavailable)
+    return Status(Code::kUnavailable, "no zygote of this environment is ready yet");
   if (!connection.ok()) return connection.status();
   // Descriptors go only to a zygote that is awake: one that hangs would hold them open.
   if (!wait_for(connection.value().get(), POLLIN, deadline_in(kAnswerSeconds)).ok()) {

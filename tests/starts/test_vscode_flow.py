@@ -14,7 +14,7 @@ import pytest
 from conftest import wait_for
 from overmind.kernel import kernelspec
 from starts import WARM_SECONDS, plain_starts, zygotes
-from vscode import Message, RawKernel
+from vscode_kernel import Message, RawKernel
 
 WIDGETS = """
 try:

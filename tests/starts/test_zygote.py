@@ -17,7 +17,7 @@ import psutil
 import pytest
 from conftest import stop_daemon, wait_for
 from processes import STRANGER, as_user
-from starts import forked, native, outcome, overmind_run, plain_starts, refused, soon_forked, warm, zygotes
+from starts import caught_up, forked, native, outcome, overmind_run, plain_starts, refused, soon_forked, warm, zygotes
 
 LIBRARY = "overmind_test_library"
 
@@ -212,6 +212,18 @@ def test_limits(runtime: Path, tmp_path: Path, what: str) -> None:
     before = plain_starts(runtime)
     assert outcome(shell(overmind_run(program))) == expected
     assert plain_starts(runtime) == before
+
+
+def test_what_needs_a_refused_import_is_refused_with_it(runtime: Path, tmp_path: Path) -> None:
+    """And not one by one, each time with all imports made again. rich.style takes a random number."""
+    program = script(tmp_path, "import fractions, rich.table")
+    outcome(overmind_run(program))
+    wait_for(lambda: caught_up(runtime), 60, "a zygote waits")
+    found = refused(runtime)
+    needs = {name for name, why in found.items() if why == "it needs rich.style, which is not imported ahead"}
+    assert "random numbers" in found["rich.style"] and {"rich.table", "rich.text", "rich.segment"} <= needs, found
+    assert "rich" not in found and "fractions" not in found and "random" not in found
+    assert forked(runtime, program).code == 0
 
 
 def test_only_the_same_user_may_ask(runtime: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import socket
 import time
 from pathlib import Path
@@ -18,6 +19,8 @@ MOST = 6  # zygotes of one user
 SHARE = 0.25  # of the memory that is available, for all of them together
 LEAST_FREE = 0.05  # of the machine's memory: below that a zygote that serves nobody goes
 _EVERY = 5.0  # seconds between two looks at the memory
+_TAIL = 64 << 10  # bytes of the log in which the last plain start is looked for
+_PLAIN = re.compile(r"(\S+) launcher \d+ plain start of (.*?): (.*)")
 
 
 class Census:
@@ -34,6 +37,7 @@ class Census:
             "last_used": time.time(),
             "forks": 0,
             "modules": 0,
+            "learned": [],
             "memory": 0,
             "running": 0,
         }
@@ -41,9 +45,9 @@ class Census:
         with contextlib.suppress(OSError):
             os.unlink(self._path)  # of one that was killed
 
-    def loaded(self, modules: int) -> None:
-        """All imports are done."""
-        self._facts.update(modules=modules, memory=memory_of(os.getpid()))
+    def loaded(self, modules: int, learned: list[int]) -> None:
+        """All imports of the profile with the stamp `learned` are done."""
+        self._facts.update(modules=modules, learned=learned, memory=memory_of(os.getpid()))
         self._write()
 
     def forked(self) -> None:
@@ -120,6 +124,18 @@ def read(folder: str) -> list[dict[str, Any]]:
             if os.fsencode(facts["socket"]) in command and _lives(f"{facts['socket']}.lock"):
                 rows.append(facts)
     return rows
+
+
+def last_plain_start() -> dict[str, str] | None:
+    """When the last start without a zygote was (UTC, ISO 8601), of what, and why; None if the log tells of none."""
+    lines: list[str] = []
+    with contextlib.suppress(OSError), open(_core.config().launcher_log_path, "rb") as log:
+        log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL))
+        lines = log.read().decode(errors="replace").splitlines()
+    for line in reversed(lines):
+        if found := _PLAIN.fullmatch(line):
+            return dict(zip(("when", "target", "reason"), found.groups(), strict=True))
+    return None
 
 
 def _lives(lock: str) -> bool:

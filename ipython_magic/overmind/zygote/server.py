@@ -148,7 +148,7 @@ class Zygote:
         self._packages = stash.packages_of(self._groups)
         self._draws = any(group.draws for group in self._groups)
         self.quick_end = preload.ends_in_silence()
-        self._census.loaded(sum(len(group.modules) for group in self._groups))
+        self._census.loaded(sum(len(group.modules) for group in self._groups), self._seen)
 
     def _begin_anew(self) -> NoReturn:
         """This process again, from its first line; programs that were forked stay its children."""
