@@ -1,5 +1,5 @@
 # Every target does its own set-up (tests/setup.sh): apt packages, .venv, torch, build. The second time that is quick.
-.PHONY: demo test test-starts bench lint clean setup
+.PHONY: demo test test-starts test-browser bench lint clean setup
 
 setup:
 	@tests/setup.sh
@@ -12,6 +12,10 @@ test: setup  ## everything: C++, sanitizers, fuzzers, Python
 
 test-starts: setup  ## programs and kernels from a zygote: not part of `test` yet, they disturb each other on a busy machine
 	@.venv/bin/python -m pytest tests/starts
+
+test-browser:  ## the kernel in JupyterLab, before a real Chromium; screenshots in build/
+	@tests/setup.sh browser
+	@.venv/bin/python -m pytest tests/browser
 
 bench: setup  ## the table of figures, and build/bench.json
 	@.venv/bin/python tests/benchmarks/run.py

@@ -3,10 +3,14 @@
 # Brings a fresh Debian 12 or 13 to the point where everything can be built and run: apt packages, .venv, torch, the
 # package itself. Each step is skipped when it has nothing to do, so a second run takes under a second.
 #
+# `tests/setup.sh browser` adds what tests/browser needs: Chromium, JupyterLab, playwright.
+#
 # PYTHON=... picks the interpreter for a new .venv (default: python3.11 if it is there, else python3).
 # torch comes from the package index that pip is configured for; PIP_EXTRA_INDEX_URL can name one with CPU builds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+wanted=${1:-}
 
 say() { echo "setup: $*" >&2; }
 fail() { say "$*"; exit 1; }
@@ -18,6 +22,7 @@ apt_packages() {
   local llvm
   llvm=$(llvm_version)
   echo "clang-$llvm" "clang-tidy-$llvm" "libclang-rt-$llvm-dev"
+  [[ $wanted != browser ]] || echo chromium
 }
 
 # Debian's default clang of that release.
@@ -82,6 +87,11 @@ install_requirements() {
   install_stable_fast
 }
 
+install_browser_requirements() {
+  say "installing JupyterLab and playwright"
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[browser]'
+}
+
 # Built against this torch beforehand: building takes ten minutes. Without the wheel its tests are skipped.
 install_stable_fast() {
   local wheel
@@ -113,4 +123,8 @@ if ! done_before requirements "$requirements"; then
 elif ! done_before native "$native"; then
   build_package
   note_done native "$native"
+fi
+if [[ $wanted == browser ]] && ! done_before browser "$requirements"; then
+  install_browser_requirements
+  note_done browser "$requirements"
 fi

@@ -196,7 +196,7 @@ def starts_lines(found: Row) -> list[str]:
         for row in found.get("zygotes") or ()
     ]
     if plain := found.get("plain_start"):
-        lines.append(f"last plain start, {clean(plain['when'])}, of {clean(plain['target'])}: {clean(plain['reason'])}")
+        lines.append(f"last plain start {ago(plain['when'])}, of {clean(plain['target'])}: {clean(plain['reason'])}")
     return lines
 
 
@@ -251,13 +251,13 @@ def stats_html(found: Row) -> str:
     """`stats` as one HTML element without scripts or outside resources."""
     parts = []
     if found.get("process"):
-        parts.append(f"<p>{_text(_process_line(found['process']))}</p>")
-    parts.extend(f"<p>{_text(line)}</p>" for line in starts_lines(found))
+        parts.append(_line_html(_process_line(found["process"])))
+    parts.extend(_line_html(line) for line in starts_lines(found))
     store = found["store"]
     if store is None:
-        parts.append("<p>no daemon is running; the first load starts one</p>")
+        parts.append(_line_html("no daemon is running; the first load starts one"))
     else:
-        parts.append(f"<p>{_text(_store_line(store))}</p>")
+        parts.append(_line_html(_store_line(store)))
         parts.append(_memory_html(store))
         parts.append(_entries_html(found["entries"]))
     return f'<div class="overmind-stats">{"".join(parts)}</div>'
@@ -265,6 +265,10 @@ def stats_html(found: Row) -> str:
 
 def _text(value: object) -> str:
     return html.escape(clean(value), quote=True)
+
+
+def _line_html(line: str) -> str:
+    return f'<p style="margin:0.3em 0">{_text(line)}</p>'
 
 
 def _memory_html(store: Row) -> str:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import psutil
@@ -303,6 +304,9 @@ def test_stats(runtime: Path, tmp_path: Path) -> None:
     wait_for(told, 20, "the start is counted")
     found = commands.stats(here=False)
     assert found["zygotes"][0]["modules"] > 0 and found["zygotes"][0]["memory"] > 1 << 20
+    assert found["plain_start"]["target"] == program and abs(found["plain_start"]["when"] - time.time()) < 600
+    why = f" ago, of {program}: no zygote of this environment is ready yet"
+    assert why in display.stats_text(found) and why in display.stats_html(found)
     assert f"for script {program}: " in display.stats_text(found) and program in display.stats_html(found)
 
 

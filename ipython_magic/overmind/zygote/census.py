@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import calendar
 import contextlib
 import fcntl
 import json
@@ -20,7 +21,8 @@ SHARE = 0.25  # of the memory that is available, for all of them together
 LEAST_FREE = 0.05  # of the machine's memory: below that a zygote that serves nobody goes
 _EVERY = 5.0  # seconds between two looks at the memory
 _TAIL = 64 << 10  # bytes of the log in which the last plain start is looked for
-_PLAIN = re.compile(r"(\S+) launcher \d+ plain start of (.*?): (.*)")
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+_PLAIN = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ) launcher \d+ plain start of (.*?): (.*)")
 
 
 class Census:
@@ -88,7 +90,7 @@ class Census:
         """One line in the launcher's log."""
         with contextlib.suppress(Exception):
             text = "".join(c if c.isprintable() else "?" for c in message)
-            when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            when = time.strftime(_TIME, time.gmtime())
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
             log = os.open(_core.config().launcher_log_path, flags, 0o600)
             os.write(log, f"{when} zygote {os.getpid()} {self._facts['target']}: {text}\n".encode())
@@ -126,15 +128,17 @@ def read(folder: str) -> list[dict[str, Any]]:
     return rows
 
 
-def last_plain_start() -> dict[str, str] | None:
-    """When the last start without a zygote was (UTC, ISO 8601), of what, and why; None if the log tells of none."""
+def last_plain_start() -> dict[str, Any] | None:
+    """When the last start without a zygote was (seconds since the epoch), of what, and why; None if the log tells of
+    none."""
     lines: list[str] = []
     with contextlib.suppress(OSError), open(_core.config().launcher_log_path, "rb") as log:
         log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL))
         lines = log.read().decode(errors="replace").splitlines()
     for line in reversed(lines):
         if found := _PLAIN.fullmatch(line):
-            return dict(zip(("when", "target", "reason"), found.groups(), strict=True))
+            when = calendar.timegm(time.strptime(found[1], _TIME))
+            return {"when": when, "target": found[2], "reason": found[3]}
     return None
 
 
