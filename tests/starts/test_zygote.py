@@ -18,7 +18,20 @@ import psutil
 import pytest
 from conftest import stop_daemon, wait_for
 from processes import STRANGER, as_user
-from starts import caught_up, forked, native, outcome, overmind_run, plain_starts, refused, soon_forked, warm, zygotes
+from starts import (
+    Kernel,
+    caught_up,
+    forked,
+    native,
+    outcome,
+    overmind_run,
+    plain_starts,
+    refused,
+    soon_forked,
+    warm,
+    warm_kernel,
+    zygotes,
+)
 
 LIBRARY = "overmind_test_library"
 
@@ -281,6 +294,20 @@ def test_a_zygote_that_hangs(runtime: Path, tmp_path: Path) -> None:
         os.kill(zygote["pid"], signal.SIGCONT)
     assert forked(runtime, program).code == 0
     assert (tmp_path / "runs").read_text() == "xxx"
+
+
+def test_a_start_while_new_imports_are_made(runtime: Path, tmp_path: Path) -> None:
+    """It is a plain one at once, and says so."""
+    warm_kernel(runtime, tmp_path, engine="xeus")
+    (zygote,) = zygotes(runtime)
+    with Kernel(tmp_path, "xeus") as kernel:
+        kernel.run("import torch", timeout=120)
+        wait_for(lambda: not os.path.exists(zygote["socket"]), 30, "the zygote imports what was learned")
+        with Kernel(tmp_path, "xeus") as other:
+            assert other.run("print(1)") == "1\n"
+    assert plain_starts(runtime)[-1].endswith("plain start of xeus: no zygote of this environment is ready yet")
+    wait_for(lambda: caught_up(runtime), 60, "the zygote waits again")
+    assert [row["pid"] for row in zygotes(runtime)] == [zygote["pid"]]
 
 
 def test_the_folder_goes(runtime: Path, tmp_path: Path) -> None:

@@ -169,16 +169,22 @@ class Zygote:
             self._load()
             if (why := preload.unfit()) is not None:
                 raise RetireError(why)
-            self._listen()
+            self._open()
             self._census.make_room()
             while True:
                 self._turn(self._listener)
         except RetireError as why:
             self._retire(str(why))
 
-    def _listen(self) -> None:
+    def _open(self) -> None:
         self._listener = _listen(self._socket_path)
         self._identity = profile.stamp_of(self._socket_path)[:2]
+
+    def _remove_socket(self) -> None:
+        """Unless it is another's by now."""
+        with contextlib.suppress(OSError):
+            if profile.stamp_of(self._socket_path)[:2] == getattr(self, "_identity", None):
+                os.unlink(self._socket_path)
 
     def _turn(self, listener: socket.socket) -> None:
         poll = select.poll()
@@ -211,13 +217,13 @@ class Zygote:
             raise RetireError("it was not used for long")
         if profile.stamp_of(self._profile_path) != self._seen:
             self._drop_standby()
-            # Meanwhile a start is to be a plain one at once, and not to wait for an answer first.
+            # Starts that come meanwhile are plain at once: a launcher would wait for two seconds.
             self._listener.close()
-            os.unlink(self._socket_path)
+            self._remove_socket()
             self._load()
             if (why := preload.unfit()) is not None:
                 raise RetireError(why)
-            self._listen()
+            self._open()
         if self._standby is None and now >= self._standby_due:
             self._make_standby()
         if (why := self._census.look(len(self._children))) is not None:
@@ -329,9 +335,7 @@ class Zygote:
         """Programs that still run are told of their end by nobody; their launchers know what to do."""
         self._drop_standby()
         self._census.retired(why)
-        with contextlib.suppress(OSError):
-            if profile.stamp_of(self._socket_path)[:2] == getattr(self, "_identity", None):
-                os.unlink(self._socket_path)
+        self._remove_socket()
         os._exit(0)
 
 
@@ -392,13 +396,16 @@ class _Standby:
 
 
 def _listen(path: str) -> socket.socket:
-    """The lock is held, so whatever lies at `path` is nobody's any more."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+    """The lock is held, so whatever lies at `path` is nobody's any more. RetireError where none can be made."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(path)
-    os.chmod(path, 0o600)
-    listener.listen(64)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        listener.bind(path)
+        os.chmod(path, 0o600)
+        listener.listen(64)
+    except OSError as error:
+        raise RetireError(f"it can't listen at {path}: {error}") from error
     return listener
 
 
