@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-_RECORDABLE = ("transformers.utils.output_capturing", "transformers.utils.generic")  # 5.24; 4.57
+_RECORDABLE = ("transformers.utils.output_capturing", "transformers.utils.generic")  # 5.24; older ones
 _HASH = "_original_object_hash"
 
 
