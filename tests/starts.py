@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,21 +81,20 @@ def ended_zygotes(runtime: Path) -> Iterator[None]:
                 process.wait(30)
 
 
-def caught_up(runtime: Path) -> bool:
-    """Whether a zygote has imported all that was learned by now, and waits. True only after the last program ended."""
+def caught_up(runtime: Path, but: Collection[int] = ()) -> bool:
+    """Whether a zygote (other than those with these pids) has imported all that was learned by now, and waits. True
+    only after the last program ended."""
     from overmind.zygote import profile
 
     learned = [profile.stamp_of(str(path)) for path in runtime.glob("v*/p*") if "." not in path.name]
-    return any(row["learned"] in learned for row in zygotes(runtime))
+    return any(row["learned"] in learned and row["pid"] not in but for row in zygotes(runtime))
 
 
 def warm(runtime: Path, *words: str, **options: Any) -> Outcome:
     """Runs it plainly once, and returns when its zygote waits for the next start."""
     before = {row["pid"] for row in zygotes(runtime)}
     done = outcome(overmind_run(*words), **options)
-    wait_for(
-        lambda: bool({row["pid"] for row in zygotes(runtime)} - before), WARM_SECONDS, f"a zygote waits for {words}"
-    )
+    wait_for(lambda: caught_up(runtime, but=before), WARM_SECONDS, f"a zygote waits for {words}")
     return done
 
 
@@ -201,6 +200,4 @@ def warm_kernel(runtime: Path, folder: Path, cells: str = "1", engine: str = "ip
     before = {row["pid"] for row in zygotes(runtime)}
     with Kernel(folder, engine, **options) as kernel:
         kernel.run(cells)
-    wait_for(
-        lambda: bool({row["pid"] for row in zygotes(runtime)} - before), WARM_SECONDS, "a zygote waits for kernels"
-    )
+    wait_for(lambda: caught_up(runtime, but=before), WARM_SECONDS, "a zygote waits for kernels")

@@ -52,6 +52,11 @@ class Census:
         self._facts.update(modules=modules, learned=learned, memory=memory_of(os.getpid()))
         self._write()
 
+    def learned(self, stamp: list[int]) -> None:
+        """A newer profile asks for nothing more."""
+        self._facts.update(learned=stamp)
+        self._write()
+
     def forked(self) -> None:
         """A program was started."""
         self._facts["forks"] += 1

@@ -17,7 +17,7 @@ import struct
 import sys
 import time
 from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import NoReturn
 
@@ -27,6 +27,8 @@ from overmind.zygote.census import Census
 from overmind.zygote.engines import ENGINES, Engine
 
 _PEER = struct.Struct("3i")
+# New modules to import: 2 s, as long as a launcher waits. With more, starts that come meanwhile are plain at once.
+MANY = 100
 _TICK = 1.0  # seconds between looks at the profile, the socket and the memory
 _SETTLE = 0.3  # seconds after a start until the next standby is made: the program's own start comes first
 IDLE_EXIT = 4 * 3600.0  # seconds without a start
@@ -71,6 +73,7 @@ class Zygote:
         store.connects_ahead = False
         preload.watch_generators()
         self._seen: list[int] = []
+        self._nowhere: set[str] = set()  # names of no module of their own
 
     # --- imports
 
@@ -122,6 +125,8 @@ class Zygote:
             group = preload.load(name, self._shell, others)
             if group is not None:
                 self._note_files(list(group.modules.values()))
+            elif name not in sys.modules:
+                self._nowhere.add(name)
             return group
         except preload.RefusedError as why:
             refused[name] = str(why)
@@ -216,18 +221,41 @@ class Zygote:
         if now - self._last_used > IDLE_EXIT:
             raise RetireError("it was not used for long")
         if profile.stamp_of(self._profile_path) != self._seen:
-            self._drop_standby()
-            # Starts that come meanwhile are plain at once: a launcher would wait for two seconds.
-            self._listener.close()
-            self._remove_socket()
-            self._load()
-            if (why := preload.unfit()) is not None:
-                raise RetireError(why)
-            self._open()
+            self._learn()
         if self._standby is None and now >= self._standby_due:
             self._make_standby()
         if (why := self._census.look(len(self._children))) is not None:
             raise RetireError(why)
+
+    def _learn(self) -> None:
+        """A program has ended, or a cell: imports what is new. Mostly nothing is."""
+        seen = profile.stamp_of(self._profile_path)
+        learned = profile.load(self._profile_path)
+        new = list(self._new(learned))
+        if not new and not any(self._is_spoilt(group, learned) for group in self._groups):
+            self._seen = seen
+            self._census.learned(seen)
+            return
+        self._drop_standby()
+        if len(new) > MANY:
+            self._listener.close()
+            self._remove_socket()
+        self._load()
+        if (why := preload.unfit()) is not None:
+            raise RetireError(why)
+        if self._listener.fileno() < 0:
+            self._open()
+
+    def _new(self, learned: profile.Profile) -> Iterator[str]:
+        for name in learned.modules:
+            why = profile.refusal(learned.refused, name)
+            if why is not None and why.startswith(_CHANGED):
+                return
+            if why is None and name not in sys.modules and name not in self._nowhere:
+                yield name
+
+    def _is_spoilt(self, group: preload.Group, learned: profile.Profile) -> bool:
+        return group.name in learned.refused or bool(self._changed_by_program(learned, group))
 
     # --- one request
 
