@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import lab_server
@@ -35,26 +35,35 @@ CELLS = [
     "def divide(x):\n    return 1 / x\n\ndivide(0)",
 ]
 
+WAITING = [
+    "print('hello', input('who? '))",
+    "import time\nprint('it sleeps')\ntime.sleep(300)",
+    "print('never reached')",
+]
+
 
 @pytest.fixture
 def work(folder: Path) -> Path:
-    """The folder that JupyterLab shows."""
+    """The folder that JupyterLab shows, with two notebooks."""
     import torch
 
     place = folder / "work"
     place.mkdir()
     torch.save(torch.arange(500_000), place / "weights.pt")
-    notebook = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_code_cell(source) for source in CELLS],
-        metadata={"kernelspec": {"name": NAME, "display_name": DISPLAY_NAME, "language": "python"}},
-    )
-    nbformat.write(notebook, place / "loop.ipynb")
+    for name, cells in (("loop", CELLS), ("waiting", WAITING)):
+        notebook = nbformat.v4.new_notebook(
+            cells=[nbformat.v4.new_code_cell(source) for source in cells],
+            metadata={"kernelspec": {"name": NAME, "display_name": DISPLAY_NAME, "language": "python"}},
+        )
+        nbformat.write(notebook, place / f"{name}.ipynb")
     return place
 
 
 @pytest.fixture
-def page(runtime: Path, folder: Path, work: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
-    """The notebook, open in JupyterLab, with its kernel idle."""
+def notebook(
+    runtime: Path, folder: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], Page]]:
+    """Opens a notebook in JupyterLab, and returns when its kernel is idle."""
     env = lab_server.environment(folder)
     monkeypatch.setenv("JUPYTER_DATA_DIR", env["JUPYTER_DATA_DIR"])
     monkeypatch.setenv("JUPYTER_PATH", "")
@@ -62,10 +71,14 @@ def page(runtime: Path, folder: Path, work: Path, monkeypatch: pytest.MonkeyPatc
     with lab_server.lab(folder, env) as address, lab_server.browser(folder) as page:
         page.set_default_timeout(SECONDS * 1000)
         expect.set_options(timeout=SECONDS * 1000)
-        page.goto(f"{address}/lab/tree/loop.ipynb?token={TOKEN}")
-        expect(page.locator(".jp-Toolbar-kernelName")).to_have_text(DISPLAY_NAME)
-        expect(page.locator(".jp-Notebook-ExecutionIndicator")).to_have_attribute("data-status", "idle")
-        yield page
+
+        def opened(name: str) -> Page:
+            page.goto(f"{address}/lab/tree/{name}.ipynb?token={TOKEN}")
+            expect(page.locator(".jp-Toolbar-kernelName")).to_have_text(DISPLAY_NAME)
+            expect(page.locator(".jp-Notebook-ExecutionIndicator")).to_have_attribute("data-status", "idle")
+            return page
+
+        yield opened
 
 
 def choose(page: Page, menu: str, entry: str) -> None:
@@ -118,7 +131,8 @@ def check_slider(page: Page) -> None:
     expect(output.locator(".widget-label", has_text="Python saw")).to_have_text("Python saw 8")
 
 
-def test_run_restart_and_run_again(page: Page, runtime: Path, work: Path) -> None:
+def test_run_restart_and_run_again(notebook: Callable[[str], Page], runtime: Path) -> None:
+    page = notebook("loop")
     choose(page, "Run", "Run All Cells")
     all_cells_ran(page)
     check_outputs(page)
@@ -138,3 +152,17 @@ def test_run_restart_and_run_again(page: Page, runtime: Path, work: Path) -> Non
     BUILD.mkdir(exist_ok=True)
     stats.screenshot(path=BUILD / "jupyterlab_stats.png")
     page.screenshot(path=BUILD / "jupyterlab.png")
+
+
+def test_a_question_and_an_interrupt(notebook: Callable[[str], Page]) -> None:
+    page = notebook("waiting")
+    choose(page, "Run", "Run All Cells")
+    answer = page.locator("input.jp-Stdin-input")
+    answer.fill("world")
+    answer.press("Enter")
+    expect(outputs_of(page, 0)).to_contain_text("hello world")
+    expect(outputs_of(page, 1)).to_contain_text("it sleeps")
+    choose(page, "Kernel", "Interrupt Kernel")
+    expect(outputs_of(page, 1)).to_contain_text("KeyboardInterrupt")
+    expect(page.locator(".jp-Notebook-ExecutionIndicator")).to_have_attribute("data-status", "idle")
+    expect(outputs_of(page, 2)).to_have_text("")
