@@ -1,5 +1,5 @@
 # Every target does its own set-up (tests/setup.sh): apt packages, .venv, torch, build. The second time that is quick.
-.PHONY: demo test test-starts test-browser bench lint clean setup
+.PHONY: demo test test-browser bench lint clean setup
 
 setup:
 	@tests/setup.sh
@@ -9,9 +9,6 @@ demo: setup  ## restart a real kernel, with and without Overmind
 
 test: setup  ## everything: C++, sanitizers, fuzzers, Python
 	@tests/run_all.sh
-
-test-starts: setup  ## programs and kernels from a zygote: not part of `test` yet, they disturb each other on a busy machine
-	@.venv/bin/python -m pytest tests/starts
 
 test-browser:  ## the kernel in JupyterLab, before a real Chromium; screenshots in build/
 	@tests/setup.sh browser

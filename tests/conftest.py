@@ -27,8 +27,11 @@ from fresh import Fresh, Run
 RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID", "")[:8] or str(os.getpid())
 """The name of this run, the same in all its workers: what a run leaves behind carries it."""
 
-# A test that forgets the fixture `runtime` never meets the user's store; test_zz_leaks.py finds what it started.
-os.environ["OVERMIND_RUNTIME_DIR"] = f"/tmp/ov-{RUN}-none"
+
+def pytest_configure() -> None:
+    """A test that forgets the fixture `runtime` never meets the user's store; test_zz_leaks.py finds what it started.
+    Only here: programs of tests import this file, too."""
+    os.environ["OVERMIND_RUNTIME_DIR"] = f"/tmp/ov-{RUN}-none"
 
 
 def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:

@@ -77,7 +77,7 @@ def test_the_launcher_is_killed(runtime: Path, folder: Path, engine: str) -> Non
         )
         os.kill(kernel.launcher, signal.SIGKILL)
         wait_for(lambda: _gone(pid) and _gone(child), 5, "the kernel and its child have ended")
-        assert not kernel.manager.is_alive()
+        wait_for(lambda: not kernel.manager.is_alive(), 5, "the launcher's own end is seen")
 
 
 def test_the_kernel_is_killed(runtime: Path, folder: Path) -> None:

@@ -63,8 +63,9 @@ RAW = {
         "from a child\n",
     ),
     "pool": (
-        "import multiprocessing\nwith multiprocessing.get_context('fork').Pool(1) as pool:\n"
-        "    pool.map(print, ['a', 'bb'], 1)",
+        # One write each: ipykernel may take two of another process in the wrong order.
+        "import multiprocessing, sys\nwith multiprocessing.get_context('fork').Pool(1) as pool:\n"
+        "    pool.map(sys.stdout.write, ['a\\nbb\\n'], 1)",
         "a\nbb\n",
     ),
 }
