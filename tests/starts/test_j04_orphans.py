@@ -18,10 +18,12 @@ from starts import ENGINES, Kernel, plain_starts, warm_kernel, zygotes
 ROUNDS = 8  # `python tests/benchmarks/restarts.py --rounds 200` does more
 
 SERVER = """
-import sys
+import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
+runtime = os.environ["OVERMIND_RUNTIME_DIR"]
 from starts import Kernel
+os.environ["OVERMIND_RUNTIME_DIR"] = runtime  # conftest chose another
 kernel = Kernel(Path(sys.argv[1]))
 print(kernel.run("import os; print(os.getpid())").strip(), kernel.launcher, flush=True)
 sys.stdin.read()
@@ -45,7 +47,7 @@ def test_the_server_is_killed(runtime: Path, folder: Path) -> None:
     )
     assert server.stdout is not None and server.stdin is not None
     kernel, launcher = map(int, server.stdout.readline().split())
-    assert not _gone(kernel) and kernel != launcher
+    assert not _gone(kernel) and kernel != launcher, plain_starts(runtime)
     server.kill()
     server.wait()
     server.stdin.close()
