@@ -150,7 +150,7 @@ def own_pids(modules: Sequence[Any]) -> list[tuple[Any, str]]:
             continue
         owners[id(names)] = names
         for value in list(names.values()):
-            if isinstance(value, type):
+            if issubclass(type(value), type):  # isinstance() asks the value, too: torch.distributed.reduce_op warns
                 owners[id(value)] = value
             elif type(held := _dictionary_of(value)) is dict:
                 owners[id(held)] = held
