@@ -232,13 +232,13 @@ def measure(bench: Bench, names: list[str], runs: int, quick: bool) -> dict[str,
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small models, two rounds: shows that it works, no more")
+    parser.add_argument("--quick", action="store_true", help="small models, one round: shows that it works, no more")
     parser.add_argument("--only", action="append", choices=[*SCENARIOS, *OTHERS], help="may be given more than once")
-    parser.add_argument("--runs", type=int, help="rounds per figure (default 5; 2 with --quick)")
+    parser.add_argument("--runs", type=int, help="rounds per figure (default 5; 1 with --quick)")
     parser.add_argument("--json", type=Path, default=ROOT / "build" / "bench.json")
     parser.add_argument("--models", type=Path, default=ROOT / "build" / "models")
     options = parser.parse_args()
-    runs = options.runs or (2 if options.quick else 5)
+    runs = options.runs or (1 if options.quick else 5)
     names = options.only or [*SCENARIOS, *OTHERS]
     with private_store() as environment:
         bench = Bench(environment, options.models.resolve(), options.quick)

@@ -63,9 +63,9 @@ RAW = {
         "from a child\n",
     ),
     "pool": (
-        # One write each: ipykernel may take two of another process in the wrong order.
-        "import multiprocessing, sys\nwith multiprocessing.get_context('fork').Pool(1) as pool:\n"
-        "    pool.map(sys.stdout.write, ['a\\nbb\\n'], 1)",
+        # One write: ipykernel may take two of another process in the wrong order.
+        "import multiprocessing\nwith multiprocessing.get_context('fork').Pool(1) as pool:\n"
+        "    pool.apply(print, ['a\\nbb\\n'], {'end': ''})",
         "a\nbb\n",
     ),
 }
