@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kernels import PHASES
+from kernel_figures import PHASES
 from scenarios import SCENARIOS, Scenario
 
 PACKAGES = (

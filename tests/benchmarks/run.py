@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
 
-import kernels
+import kernel_figures
 import report
 from private_store import connect, private_store, snapshots
 from scenarios import SCENARIOS, folders
@@ -209,7 +209,7 @@ def measure_bare(bench: Bench, runs: int, entries: int, hits: int) -> dict[str, 
 def measure_kernels(bench: Bench, runs: int) -> dict[str, Any]:
     bench.clear()
     bench.warm(SCENARIOS["pipeline"].models)
-    found = kernels.measure(bench.environment, bench.where, bench.tiny_file.parent, runs)
+    found = kernel_figures.measure(bench.environment, bench.where, bench.tiny_file.parent, runs)
     bench.clear()
     return report.kernels(found)
 
