@@ -17,7 +17,7 @@ from typing import Any
 from overmind import modules
 
 _HARMLESS = {"forward"}  # a loader of a library never runs a model
-_HOLDERS = {classmethod, staticmethod, property, functools.partial, types.MethodType}
+_HOLDERS = {classmethod, staticmethod, property, types.MethodType}
 _Test = Callable[[Any], bool]
 
 
@@ -54,9 +54,14 @@ def _changed_member(kind: type, is_users: _Test) -> str | None:
     others = [
         name
         for name, member in list(vars(kind).items())
-        if (member.__globals__ is not own if type(member) is types.FunctionType else type(member) in _HOLDERS)
+        if (member.__globals__ is not own if type(member) is types.FunctionType else _may_call(type(member)))
     ]
     return next((name for name in others if name not in _HARMLESS and _by_user(vars(kind)[name], is_users)), None)
+
+
+def _may_call(kind: type) -> bool:
+    """Whether such a member of a class may run code that is not C's: plain values are most of the rest."""
+    return kind in _HOLDERS or kind.__module__ != "builtins"
 
 
 def _value_of(module: str, qualname: str) -> Any:
@@ -69,6 +74,10 @@ def _value_of(module: str, qualname: str) -> Any:
 
 
 def _by_user(member: Any, is_users: _Test) -> bool:
+    if is_users(type(member).__module__):
+        return True  # an object of the user's own class, called or asked in a function's place
+    if type(member) is property:
+        return any(_by_user(part, is_users) for part in (member.fget, member.fset, member.fdel) if part is not None)
     return any(is_users(function.__globals__.get("__name__")) for function in _functions(member))
 
 
@@ -80,9 +89,7 @@ def _functions(member: Any) -> Iterator[types.FunctionType]:
             member = vars(member).get("__wrapped__")
         elif isinstance(member, (classmethod, staticmethod, types.MethodType)):
             member = member.__func__
-        elif isinstance(member, property):
-            member = member.fget
-        elif isinstance(member, functools.partial):
+        elif isinstance(member, (functools.partial, functools.partialmethod, functools.cached_property)):
             member = member.func
         else:
             return

@@ -3,8 +3,9 @@
 
 A restart is measured as a notebook's user has it: `restart_kernel()`, the wait until the kernel answers, the cell with
 the imports, the cell with the four loads of the pipeline, a cell with one operation. Three ways, one after another in
-every round: a plain ipykernel, our kernel with no zygote ("cold"), our kernel as its kernelspec starts it ("warm"). (No file here may be called
-kernels.py: transformers would take it for the package.)
+every round: a plain ipykernel, our kernel with no zygote ("cold"), our kernel as its kernelspec starts it ("warm").
+
+No file here may be called kernels.py: transformers would take it for the package.
 """
 
 from __future__ import annotations

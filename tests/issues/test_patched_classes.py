@@ -42,6 +42,26 @@ def tell(self):
     self.own = "c"
 patched.post_init = torch.no_grad()(tell)
 """,
+    "a partialmethod": """
+import functools
+from transformers import BertForMaskedLM as patched
+plain = patched.__init__
+def start(self, mark, *args, **kwargs):
+    plain(self, *args, **kwargs)
+    self.own = mark
+patched.__init__ = functools.partialmethod(start, "d")
+""",
+    "an object that is called": """
+from transformers import BertForMaskedLM as patched
+plain = patched.post_init
+class Tell:
+    def __get__(self, instance, owner=None):
+        def tell():
+            plain(instance)
+            instance.own = "e"
+        return tell
+patched.post_init = Tell()
+""",
     "another class in its place": """
 from transformers.models.bert import modeling_bert
 class Other(modeling_bert.BertLMPredictionHead):
