@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import subprocess
@@ -24,6 +25,7 @@ LOADS = {
     "script": {"torch.jit.load"},
     "tokenizer128k": {"tokenizer"},
     "minilm": {"SentenceTransformer"},
+    **({"stable_fast": {"stable-fast"}} if importlib.util.find_spec("sfast") else {}),
 }
 
 
