@@ -172,7 +172,7 @@ def _attempt(
                     return _Bypass(slower)
                 foreign = foreign_code.found(meta["names"])
                 if foreign is not None:
-                    return _Bypass(f"{foreign} in this process")
+                    return _Bypass(foreign)
                 try:
                     parts = request.arguments.resolve(meta["substitutes"])
                 except LookupError as error:
@@ -253,9 +253,9 @@ def _publish(miss: _Miss, recording: Recording, result: Any, native: float) -> t
     snapshot = skeleton.take(kept, numbers, objects)
     if objects and substitution.shares(objects, snapshot.buffers):
         return _Bypass("the result is a view of an argument's own memory")
-    changed = foreign_code.found(snapshot.names)
-    if changed is not None:
-        return _Bypass(f"{changed} in this process")
+    foreign = foreign_code.found(snapshot.names)
+    if foreign is not None:
+        return _Bypass(foreign)
     depends = recording.dependencies + dependencies.of_classes({module for module, _ in snapshot.names})
     buffers, borrowed = borrowing.borrow(snapshot.buffers, depends)
     meta = {

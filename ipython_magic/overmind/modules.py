@@ -75,6 +75,16 @@ def installed(name: str) -> bool:
     return bool(parent) and installed(parent)
 
 
+def named(module: str, qualname: str) -> Any:
+    """What lies under this qualified name in a module that is imported, as its owner holds it; None if nothing does."""
+    found: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        if not isinstance(found, (type, types.ModuleType)):
+            return None
+        found = vars(found).get(part)
+    return found
+
+
 def home(value: Any) -> str | None:
     """The module from which `value` (a class or function) can be had by its qualified name, or None.
 
@@ -84,11 +94,7 @@ def home(value: Any) -> str | None:
     qualname = getattr(value, "__qualname__", None)
     if type(name) is not str or type(qualname) is not str or name == "__main__":
         return None
-    found: Any = sys.modules.get(name)
-    for part in qualname.split("."):
-        if not isinstance(found, (type, types.ModuleType)):
-            return None
-        found = vars(found).get(part)
+    found = named(name, qualname)
     while found is not value:  # a loader that Overmind has patched leads to the original
         inner = getattr(found, "__func__", None) if isinstance(found, (classmethod, staticmethod)) else None
         if inner is None and isinstance(found, types.FunctionType):

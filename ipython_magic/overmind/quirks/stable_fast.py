@@ -183,10 +183,7 @@ def _part(compiled: Any, path: tuple[str, ...]) -> Any:
 
 
 def _constants(compiled: Any) -> Iterator[Any]:
-    """Each tensor that the graph holds, small ones too."""
-    for node in compiled._get_method("forward").graph.findAllNodes("prim::Constant"):
-        if node.hasAttribute("value") and node.kindOf("value") == "t":
-            yield node.t("value")
+    return torchscript.constants(compiled._get_method("forward").graph)
 
 
 def _is_object(tensor: Any) -> bool:

@@ -87,7 +87,7 @@ class Scripts:
             for table in (ParameterDict, BufferDict):
                 yield from (tensor for _, tensor in items(table(current)) if tensor is not None)
             for name in current._method_names():
-                yield from _constants(current._get_method(name).graph)
+                yield from filter(is_big, constants(current._get_method(name).graph))
             parts = [part for _, part in items(ModuleDict(current)) if hash(part) not in met]
             met.update(map(hash, parts))
             stack += parts
@@ -199,13 +199,11 @@ def items(table: Any) -> Any:
     return table.items()
 
 
-def _constants(graph: Any) -> Iterator[Any]:
-    """The big tensors that a graph holds: all weights of a frozen module."""
+def constants(graph: Any) -> Iterator[Any]:
+    """The tensors that a graph holds: of a frozen module all weights, and small ones."""
     for node in graph.findAllNodes("prim::Constant"):
         if node.hasAttribute("value") and node.kindOf("value") == "t":
-            tensor = node.t("value")
-            if is_big(tensor):
-                yield tensor
+            yield node.t("value")
 
 
 def is_big(tensor: Any) -> bool:

@@ -15,9 +15,9 @@ _WORDS = 624  # of the Mersenne Twister's state; the number behind them is the p
 _MOST = 2000 * _WORDS  # numbers that are looked through: 10 ms; whoever drew more counts as a seeder
 
 
-def state() -> Any:
-    """What `random` is at; None if it isn't imported, or is a file of the user's."""
-    module = sys.modules.get("random")
+def state(module: Any = None) -> Any:
+    """What `random` is at, this one or that of sys.modules; None if it isn't imported, or is a file of the user's."""
+    module = module or sys.modules.get("random")
     generator = getattr(module, "_inst", None)  # not there while the module is being imported
     return generator.getstate() if generator and type(generator) is getattr(module, "Random", None) else None
 

@@ -231,14 +231,14 @@ def _meeting(wanted: Collection[str]) -> Iterator[set[str]]:
     if not wanted:
         yield met
         return
-    real = builtins.__import__
+    real, names = builtins.__import__, set(wanted)
 
     def ask(name: str, scope: Any = None, local: Any = None, fromlist: Any = (), level: int = 0) -> Any:
         base = name
         if level > 0:
             package = str((scope or {}).get("__package__") or "").rsplit(".", level - 1)[0]
             base = f"{package}.{name}" if name else package
-        met.update({base, *(f"{base}.{part}" for part in fromlist or ())} & set(wanted))
+        met.update({base, *(f"{base}.{part}" for part in fromlist or ())} & names)
         return real(name, scope, local, fromlist, level)
 
     builtins.__import__ = ask  # type: ignore[assignment]
@@ -275,13 +275,11 @@ def _witness() -> dict[str, object]:
 
 # A generator that an import seeds must not be seeded anew in a fork; how each is read.
 _GENERATORS: dict[str, Callable[[Any], object]] = {
-    "random": lambda module: module.getstate(),
+    "random": generator.state,
     "numpy.random": lambda module: hash(module.get_state(legacy=True)[1].tobytes()),
     "torch": lambda module: module.initial_seed(),
 }
-_fresh: dict[str, object] = {}  # what each was when its own module had just been imported
-
-
+_fresh: dict[str, object] = {}  # what each was when its module had just been imported, or an import had drawn from it
 _hooks = ImportHooks()
 
 
@@ -298,13 +296,8 @@ def leave_generators() -> None:
 
 def _drew() -> bool:
     """Whether numbers were drawn from `random`, and that was all. Asked once after each import."""
-    now = generator.state()
-    if (
-        now is None
-        or "random" not in _fresh
-        or now == _fresh["random"]
-        or not generator.only_drawn(_fresh["random"], now)
-    ):
+    before, now = _fresh.get("random"), generator.state()
+    if before is None or now is None or now == before or not generator.only_drawn(before, now):
         return False
     _fresh["random"] = now
     return True

@@ -77,11 +77,15 @@ class Zygote:
 
     # --- imports
 
-    def _load(self) -> None:
-        """Imports what the profile says; if one of them is refused, notes it and begins anew without it."""
+    def _read_profile(self) -> tuple[list[int], profile.Profile]:
+        """The stamp first: what is written after it will be read again."""
+        return profile.stamp_of(self._profile_path), profile.load(self._profile_path)
+
+    def _load(self, seen: list[int], learned: profile.Profile) -> None:
+        """Imports what the profile says; if one of them is refused, notes it and begins anew without it. RetireError if
+        the process can't be forked then."""
         self._note_files([])
-        self._seen = profile.stamp_of(self._profile_path)
-        learned = profile.load(self._profile_path)
+        self._seen = seen
         refused: dict[str, str] = {}
         known = ChainMap(refused, learned.refused)
         for earlier in self._groups:  # of an earlier profile
@@ -107,15 +111,16 @@ class Zygote:
             profile.save(self._profile_path, latest)
             self._begin_anew()
         self._settle_imports()
+        if (why := preload.unfit()) is not None:
+            raise RetireError(why)
 
     def _load_engine(self, engine: Engine, learned: profile.Profile, refused: dict[str, str]) -> None:
         for name in engine.imports:
             if name not in learned.refused and (group := self._import(name, refused)) is not None:
                 self._groups.append(group)
-        if self._groups:
-            self._groups[-1].environment.update(engine.environment)
         os.environ.update(engine.environment)
         if self._groups:
+            self._groups[-1].environment.update(engine.environment)
             self._shell = engine.shell_type()
 
     def _import(self, name: str, refused: dict[str, str]) -> preload.Group | None:
@@ -171,9 +176,7 @@ class Zygote:
     def serve(self) -> NoReturn:
         """Until it retires."""
         try:
-            self._load()
-            if (why := preload.unfit()) is not None:
-                raise RetireError(why)
+            self._load(*self._read_profile())
             self._open()
             self._census.make_room()
             while True:
@@ -229,8 +232,7 @@ class Zygote:
 
     def _learn(self) -> None:
         """A program has ended, or a cell: imports what is new. Mostly nothing is."""
-        seen = profile.stamp_of(self._profile_path)
-        learned = profile.load(self._profile_path)
+        seen, learned = self._read_profile()
         new = list(self._new(learned))
         if not new and not any(self._is_spoilt(group, learned) for group in self._groups):
             self._seen = seen
@@ -240,9 +242,7 @@ class Zygote:
         if len(new) > MANY:
             self._listener.close()
             self._remove_socket()
-        self._load()
-        if (why := preload.unfit()) is not None:
-            raise RetireError(why)
+        self._load(seen, learned)
         if self._listener.fileno() < 0:
             self._open()
 
@@ -300,9 +300,11 @@ class Zygote:
         of its own would be imported in place of a library."""
         learned = profile.load(self._profile_path)
         for path, stamp in learned.files.items():
-            if profile.stamp_of(path) != stamp and profile.may_change_environment(path):
+            if profile.stamp_of(path) == stamp:
+                continue
+            if profile.may_change_environment(path):
                 return f"{path} was edited, and may change the environment before an import"
-            if profile.stamp_of(path) != stamp and self._draws and profile.may_seed(path):
+            if self._draws and profile.may_seed(path):
                 return f"{path} was edited, and may seed random numbers before an import that draws some"
         script = os.path.realpath(request.target)
         own = stash.names_in(os.path.dirname(script))

@@ -64,7 +64,7 @@ class Stash:
             warnings.filters[:] = [each for each in warnings.filters if id(each) not in added]  # type: ignore[index]
             warnings._filters_mutated()  # type: ignore[attr-defined]
         self._expected = dict(os.environ)
-        self._random = None if random is None else random._inst.getstate()
+        self._random = generator.state(random)
         sys.meta_path.insert(0, self)
 
     def outlive(self) -> None:
