@@ -174,10 +174,10 @@ def run_passes(cells: list[Cell], environment: dict[str, str], log: IO[bytes]) -
 def run_own_kernel(cells: list[Cell], environment: dict[str, str], log: IO[bytes]) -> Pass:
     """A restart of Overmind's kernel: its first start was a plain one, and its zygote has learned what it imports."""
     from kernel_sessions import Manager, ours
-    from starts import LEARNED, WARM_SECONDS, ended_zygotes, standby_waits, wait_for
+    from starts import LEARNED, WARM_SECONDS, standby_waits, wait_for
 
     runtime = Path(environment["OVERMIND_RUNTIME_DIR"])
-    with ended_zygotes(runtime), _running(Manager()) as manager:
+    with _running(Manager()) as manager:
         manager.argv = ours()
         _say("first run in Overmind's kernel")
         run_pass(manager, cells, environment, log)

@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from conftest import stop_daemon
+
 
 @contextlib.contextmanager
 def private_store() -> Iterator[dict[str, str]]:
     """The environment for processes that use a store in a new runtime folder.
 
-    A daemon that one of them started is ended, by its pid, with the block. OVERMIND_BUDGET is passed on.
+    The daemon and the zygotes that they started are ended, by their pids, with the block. OVERMIND_BUDGET is passed on.
     """
     # Short and in /tmp: the path of a socket has 107 characters at most.
     runtime = Path(tempfile.mkdtemp(prefix="ov-", dir="/tmp"))
@@ -27,7 +29,7 @@ def private_store() -> Iterator[dict[str, str]]:
     try:
         yield environment
     finally:
-        _stop(runtime)
+        stop_daemon(runtime)
         shutil.rmtree(runtime, ignore_errors=True)
 
 
@@ -47,19 +49,3 @@ def snapshots() -> set[int]:
     import psutil
 
     return {process.pid for process in psutil.process_iter(["name"]) if "overmind-snap" in (process.info["name"] or "")}
-
-
-def _stop(runtime: Path, seconds: float = 20.0) -> None:
-    import psutil
-    from overmind import _core
-
-    try:
-        process = psutil.Process(connect(runtime, start=False).stats()["daemon_pid"])
-    except (_core.OvermindError, psutil.NoSuchProcess):
-        return  # none was started
-    process.terminate()
-    try:
-        process.wait(seconds)
-    except psutil.TimeoutExpired:
-        process.kill()
-        process.wait(seconds)

@@ -145,11 +145,10 @@ class Kernel:
     def __init__(self, folder: Path, engine: str = "ipykernel", **options: Any) -> None:
         from jupyter_client.kernelspec import KernelSpecManager
         from jupyter_client.manager import KernelManager
-        from overmind import launch
 
         spec = folder / "specs" / "under-test"
         spec.mkdir(parents=True, exist_ok=True)
-        argv = launch.command("kernel", engine, "-f", "{connection_file}")
+        argv = kernelspec.argv(engine)
         (spec / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "x", "language": "python"}))
         specs = KernelSpecManager(kernel_dirs=[str(folder / "specs")], ensure_native_kernel=False)
         self.manager = KernelManager(kernel_name="under-test", kernel_spec_manager=specs)

@@ -20,7 +20,8 @@ from typing import Any
 
 import psutil
 from conftest import wait_for
-from kernel_sessions import SECONDS, Manager, ipykernel, ours
+from kernel_sessions import SECONDS, Session, ipykernel, ours
+from overmind.zygote.census import memory_of
 from starts import LEARNED, WARM_SECONDS, ended_zygotes, outcome, overmind_run, standby_waits, zygotes
 
 WAYS = ("ipykernel", "cold", "warm")
@@ -50,27 +51,22 @@ class Notebook:
     """One kernel of one way, restarted as often as one likes. Use it in a `with`."""
 
     def __init__(self, way: str, environment: dict[str, str]) -> None:
-        extra = {"ipykernel": {"OVERMIND_DISABLE": "1"}, "cold": {"OVERMIND_ZYGOTE": "0"}, "warm": {}}[way]
-        self.way = way
-        self._environment = {**environment, **extra}
-        self.manager = Manager()
-        self.manager.argv = ipykernel() if way == "ipykernel" else ours()
-        self.started = self._start()
-
-    def _start(self) -> float:
+        plain = way == "ipykernel"
         begun = time.perf_counter()
-        self.manager.start_kernel(env=self._environment)
-        self.client = self.manager.client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=SECONDS)
-        return time.perf_counter() - begun
+        self._session = Session(
+            ipykernel() if plain else ours(),
+            zygote=way == "warm",
+            env={**environment, **({"OVERMIND_DISABLE": "1"} if plain else {})},
+        )
+        self.started = time.perf_counter() - begun
+        self.way = way
+        self.manager, self.client = self._session.manager, self._session.client
 
     def __enter__(self) -> Notebook:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.client.stop_channels()
-        self.manager.shutdown_kernel(now=True)
+        self._session.close()
 
     def run(self, cell: str) -> float:
         """Seconds until the kernel is idle again. SystemExit with its traceback if the cell raises."""
@@ -107,7 +103,7 @@ def restarts(environment: dict[str, str], where: Callable[[str], Path], runs: in
             for way in WAYS:
                 samples[way].append(notebooks[way].restart(cells))
                 wait_for(lambda: standby_waits(runtime), WARM_SECONDS, "a standby waits")
-        memory = sum(_pss(process) for process in _idle(runtime))
+        memory = sum(map(memory_of, _idle(runtime)))
     return {"samples": samples, "idle_bytes": memory}
 
 
@@ -118,20 +114,11 @@ def _settle(notebook: Notebook, cells: list[str], runtime: Path) -> None:
     wait_for(lambda: standby_waits(runtime, modules=LEARNED), WARM_SECONDS, "a standby waits")
 
 
-def _idle(runtime: Path) -> Iterator[psutil.Process]:
-    """The zygotes, and of each the standby: its child that no launcher has yet."""
+def _idle(runtime: Path) -> Iterator[int]:
+    """Pids of the zygotes, and of each the standby: its child that no launcher has yet, the youngest."""
     for row in zygotes(runtime):
-        zygote = psutil.Process(row["pid"])
-        yield zygote
-        yield from (child for child in zygote.children() if child.create_time() == _youngest(zygote))
-
-
-def _youngest(zygote: psutil.Process) -> float:
-    return max(child.create_time() for child in zygote.children())
-
-
-def _pss(process: psutil.Process) -> int:
-    return int(process.memory_full_info().pss)
+        yield row["pid"]
+        yield max(psutil.Process(row["pid"]).children(), key=psutil.Process.create_time).pid
 
 
 def answers(environment: dict[str, str], runs: int) -> dict[str, Any]:
@@ -175,8 +162,6 @@ def scripts(environment: dict[str, str], folder: Path, runs: int) -> dict[str, A
 
 def measure(environment: dict[str, str], where: Callable[[str], Path], folder: Path, runs: int) -> dict[str, Any]:
     """All of it: {"restarts": ..., "answers": ..., "scripts": ...}."""
-    # Neither side may ask a hub about folders that are here.
-    environment = {**environment, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     with ended_zygotes(Path(environment["OVERMIND_RUNTIME_DIR"])):
         return {
             "restarts": restarts(environment, where, runs),

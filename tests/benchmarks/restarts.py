@@ -21,7 +21,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import fire
+import random_kills
 from conftest import wait_for
 from private_store import private_store
 from starts import Kernel, outcome, overmind_run, plain_starts, warm, warm_kernel, zygotes
@@ -68,11 +68,11 @@ def runs(runtime: Path, folder: Path, rounds: int, source: str) -> None:
 def kills(runtime: Path, folder: Path, rounds: int, seed: int, engine: str) -> None:
     """Something is killed in the middle of each start; ends with an AssertionError if a kernel is missing."""
     said: Counter[tuple[str, str]] = Counter()
-    for each in fire.rounds(runtime, folder, engine, rounds, seed):
+    for each in random_kills.rounds(runtime, folder, engine, rounds, seed):
         said[each.victim, each.said] += 1
     for (victim, outcome_of_start), count in sorted(said.items()):
         print(f"killed: {victim:8}  the kernel was {outcome_of_start or 'not asked for any more'}: {count}")
-    print(f"plain starts: {len(plain_starts(runtime))} of {rounds}; left: {fire.left(runtime)}")
+    print(f"plain starts: {len(plain_starts(runtime))} of {rounds}; left: {random_kills.left(runtime)}")
 
 
 def main() -> None:
@@ -87,16 +87,12 @@ def main() -> None:
     with private_store() as environment, tempfile.TemporaryDirectory() as folder:
         os.environ.update(environment)
         runtime = Path(environment["OVERMIND_RUNTIME_DIR"])
-        try:
-            if chosen.script:
-                runs(runtime, Path(folder), chosen.rounds or 5, chosen.script)
-            elif chosen.kill:
-                kills(runtime, Path(folder), chosen.rounds or 100, chosen.seed, chosen.engine)
-            else:
-                restarts(runtime, Path(folder), chosen.rounds or 200, chosen.cell)
-        finally:
-            for row in zygotes(runtime):
-                psutil.Process(row["pid"]).terminate()
+        if chosen.script:
+            runs(runtime, Path(folder), chosen.rounds or 5, chosen.script)
+        elif chosen.kill:
+            kills(runtime, Path(folder), chosen.rounds or 100, chosen.seed, chosen.engine)
+        else:
+            restarts(runtime, Path(folder), chosen.rounds or 200, chosen.cell)
 
 
 if __name__ == "__main__":
