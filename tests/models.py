@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / "build" / "models"
 # Raise it when a recipe below changes: folders made by another recipe are made anew.
 RECIPE = "1"
+_TICK = 0.02  # seconds, as overmind.modules.TICK_NS, which is not imported here: models are made before it is built
 
 MAKERS: dict[str, Callable[[Path], None]] = {}
 
@@ -60,7 +61,14 @@ def folder(name: str, cache: str | os.PathLike[str] = CACHE) -> Path:
         _move_into_place(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    _wait_until_older_than_a_tick(target)
     return target
+
+
+def _wait_until_older_than_a_tick(target: Path) -> None:
+    """A load of what was written in the same tick of the file system's clock is never kept."""
+    while time.time() - target.stat().st_ctime < 2 * _TICK:
+        time.sleep(_TICK)
 
 
 def _complete(target: Path) -> bool:
