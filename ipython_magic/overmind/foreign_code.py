@@ -1,79 +1,277 @@
 # SPDX-License-Identifier: MIT
-"""Library classes that a notebook changed: another `__init__`, a method of its own, a class put in another's place.
+"""Libraries that a process changed: another `__init__`, another class under a layer's name, another class attribute.
 
-A load that meets one makes what no other process would, and a restored object is not what a load here would make. Both
-go native. Only the process's own state can tell, so classes that a result is made of are looked at when it is taken
-and at every hit: 0.3 ms for a model, 1.4 ms for a pipeline (two busy cores). Functions of modules are not looked at.
+A load that meets a change makes what no other process would, and a restored object is not what a load here would make.
+Only a process's own state can tell, so the classes that a result is made of are looked at when it is taken and at every
+hit, with the modules that define them and the packages that these lie in:
+
+- What stands there by the user's own code (the notebook's, or a module's that is not installed) makes a load native.
+- What installed packages or plain values change there (liger_kernel puts layers of its own into transformers, a
+  notebook sets `_no_split_modules`) is kept with the entry as digests. A process with another one makes the load anew.
+
+Not looked at: modules that only help a load and define no class of its result, functions that lie in a package's
+`__init__`, methods that only run when the model does (`forward`), and what is an object of a library's own.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
+import hashlib
+import importlib
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from overmind import modules
+from overmind import _core, modules
 
-_HARMLESS = {"forward"}  # a loader of a library never runs a model
-_HOLDERS = {classmethod, staticmethod, property, types.MethodType}
 _Test = Callable[[Any], bool]
+_HARMLESS = {"forward"}  # a loader of a library never runs a model
+# What transformers 5.24 sets on classes as it loads, or a hit does (quirks/tokenizers.py): a second load finds it set.
+_SET_BY_LOADS = {"smart_apply", "_can_set_experts_implementation_cached_value", "_tokenizer"}
+_SCALARS = {bool, int, float, str, bytes, type(None), complex}
+_NEUTRAL = {"overmind", *sys.stdlib_module_names}  # Overmind's own wrappers, and what the standard library gives
+_SILENT_IN_CLASSES = {types.WrapperDescriptorType, types.MethodDescriptorType, types.BuiltinFunctionType}
+_SILENT_IN_MODULES = _SCALARS | {types.ModuleType, types.BuiltinFunctionType, list, tuple, set, frozenset}
+_quiet: dict[str, set[str]] = {}  # by a library's name: modules whose code is no change in it
+_HELPERS = "torch.nn.init"  # draws the weights that a file lacks; its functions are replaced to save that time
+_HOLDERS = (classmethod, staticmethod, property, types.MethodType, functools.partial, functools.partialmethod)
+_MAX_PARTS = 1000  # of a container: more is a table of data
 
 
-def found(names: Iterable[tuple[str, str]]) -> str | None:
-    """What the user changed of the classes that a pickle names by (module, qualified name), or None.
+@dataclass(frozen=True)
+class State:
+    """What the libraries of one result are like in this process."""
 
-    Modules that are not imported have their library's own state; the user's own modules are known by their files.
+    by_user: str | None
+    """What the user's own code changed, as a reason for people; None if nothing."""
+    labels: list[str]
+    """What was looked at: modules, then classes."""
+    digests: list[str]
+    """Of each, in the same order: equal ones are alike. An entry keeps them."""
+    missing: str | None = None
+    """Why a module of the result can't be imported here; then nothing was looked at."""
+
+    def difference(self, kept: Sequence[str]) -> str | None:
+        """Why an entry that kept these digests is not what a load here would make; None if it is."""
+        if self.missing is not None or self.digests == kept:
+            return self.missing
+        pairs = zip(self.labels, self.digests, kept, strict=False)
+        label = next((label for label, here, there in pairs if here != there), "a class of its result")
+        return f"{label} has been changed, in this process or in the one that the result was kept from"
+
+
+def state(names: Iterable[Sequence[str]], loader: Callable[..., Any]) -> State:
+    """Of the classes that a pickle names by (module, qualified name), which are imported for it, and of the module that
+    `loader` comes from; `names` in the same order every time. The user's own modules are known by their files.
+
+    The first time in a process 3 ms for a model, later 0.3 ms (two busy cores).
     """
     is_users = functools.cache(_is_users)
-    seen: set[type] = {object}
+    by_user = None
+    classes: dict[type, None] = {}
     for module, qualname in names:
+        if module not in sys.modules:
+            try:
+                importlib.import_module(module)
+            except ImportError as error:
+                return State(None, [], [], f"{module}, where a part of its result comes from, is not here ({error})")
         value = modules.named(module, qualname)
         if value is None or is_users(module):
             continue
-        if not isinstance(value, type):
+        if not issubclass(type(value), type):
             if _by_user(value, is_users):
-                return f"{module}.{qualname} was replaced in this process"
+                by_user = f"{module}.{qualname}"
             continue
         if value.__qualname__ != qualname and is_users(value.__module__):
-            return f"{module}.{qualname} was replaced by {value.__module__}.{value.__qualname__} in this process"
-        for base in value.__mro__:
-            if base not in seen:
-                seen.add(base)
-                name = None if is_users(base.__module__) else _changed_member(base, is_users)
-                if name is not None:
-                    return f"{base.__module__}.{base.__qualname__}.{name} was changed in this process"
-    return None
+            by_user = f"{module}.{qualname}"
+        classes.update(dict.fromkeys(base for base in value.__mro__ if not is_users(base.__module__)))
+    looks = [_look(*place, is_users) for place in _places(classes, loader, is_users)]
+    by_user = by_user or next((f"{look.label}.{look.by_user}" for look in looks if look.by_user), None)
+    reason = None if by_user is None else f"{by_user} was changed in this process"
+    return State(reason, [look.label for look in looks], [look.digest for look in looks])
 
 
-def _changed_member(kind: type, is_users: _Test) -> str | None:
-    home = sys.modules.get(kind.__module__)
-    own = None if home is None else vars(home)
-    # Nearly all are functions of the class's own module: 0.05 us for each of them.
-    others = [
-        name
-        for name, member in list(vars(kind).items())
-        if (member.__globals__ is not own if type(member) is types.FunctionType else _may_call(type(member)))
-    ]
-    return next((name for name in others if name not in _HARMLESS and _by_user(vars(kind)[name], is_users)), None)
+def _places(classes: Iterable[type], loader: Callable[..., Any], is_users: _Test) -> Iterator[tuple[Any, str, bool]]:
+    """Where to look: class or module, its name, and whether it is more than a package that the others lie in."""
+    homes = {name for name in [*(kind.__module__ for kind in classes), loader.__module__] if name in sys.modules}
+    packages = {package for name in homes for package in _packages(name) if package in sys.modules} - homes
+    if "torch.nn" in packages and _HELPERS in sys.modules:
+        homes.add(_HELPERS)
+    for name in sorted(homes | packages):
+        if not is_users(name):
+            yield sys.modules[name], name, name in homes
+    for kind in classes:
+        if kind is not object:
+            yield kind, f"{kind.__module__}.{kind.__qualname__}", True
 
 
-def _may_call(kind: type) -> bool:
-    """Whether such a member of a class may run code that is not C's: plain values are most of the rest."""
-    return kind in _HOLDERS or kind.__module__ != "builtins"
+def _packages(name: str) -> Iterator[str]:
+    while "." in name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+@dataclass
+class _Look:
+    """What one class or module was like at the last look; `identities` tell whether that still holds."""
+
+    holder: Any  # kept alive: the looks are by id
+    label: str
+    identities: bytes
+    containers: list[Any]  # may change where they are
+    contents: list[bytes]
+    by_user: str | None
+    digest: str
+
+
+_looks: dict[tuple[int, bool], _Look] = {}
+
+
+def _look(holder: Any, label: str, home: bool, is_users: _Test) -> _Look:
+    """`home`: a class, or a module that defines one. Of other packages only the classes count."""
+    known = _looks.get((id(holder), home))
+    identities = _core.identities(holder)
+    if known is not None and known.identities == identities:
+        unchanged = all(map(bytes.__eq__, map(_contents, known.containers), known.contents))
+        if unchanged:
+            return known
+    look = _new_look(holder, label, home, identities, is_users)
+    _looks[id(holder), home] = look
+    return look
+
+
+def _new_look(holder: Any, label: str, home: bool, identities: bytes, is_users: _Test) -> _Look:
+    is_class = isinstance(holder, type)
+    place = _Place(sys.modules.get(holder.__module__) if is_class else holder, label, is_users)
+    own, quiet, silent = place.own, place.quiet, _SILENT_IN_CLASSES if is_class else _SILENT_IN_MODULES
+    for name, member in list(vars(holder).items()):
+        # Nearly all are functions of the class's own module and classes of the same library: 0.1 us for each of them.
+        kind = type(member)
+        if kind in silent or name in _SET_BY_LOADS:
+            continue
+        if kind is types.FunctionType and (member.__globals__ is own or not home):
+            continue
+        if kind is type and member.__module__ in quiet:
+            continue
+        if is_class:
+            place.class_member(name, member)
+        else:
+            place.module_member(name, member, home)
+    digest = hashlib.sha1("\n".join(sorted(place.lines)).encode("utf-8", "replace"), usedforsecurity=False)
+    contents = [_contents(container) for container in place.containers]
+    return _Look(holder, label, identities, place.containers, contents, place.by_user, digest.hexdigest()[:12])
+
+
+class _Place:
+    """Gathers what is said of a class's or module's members; `own`: the globals of the module."""
+
+    def __init__(self, module: types.ModuleType | None, label: str, is_users: _Test) -> None:
+        self.own = {} if module is None else vars(module)
+        self._is_users = is_users
+        self._top = label.partition(".")[0]
+        self.quiet = _quiet.setdefault(self._top, set())
+        self.lines: list[str] = []
+        self.containers: list[Any] = []
+        self.by_user: str | None = None
+        self._helpers = label == _HELPERS
+
+    def module_member(self, name: str, member: Any, home: bool) -> None:
+        kind = type(member)
+        if issubclass(kind, type):
+            self._class(name, member)
+        elif not home or issubclass(kind, types.ModuleType):
+            return
+        elif issubclass(kind, dict):
+            self._table(name, member)
+        else:
+            self._code(name, member)
+
+    def class_member(self, name: str, member: Any) -> None:
+        kind = type(member)
+        if issubclass(kind, type):
+            self._class(name, member)
+        elif kind in _HOLDERS or kind is types.FunctionType or kind.__module__ != "builtins":
+            if name not in _HARMLESS:
+                self._code(name, member)
+            if issubclass(kind, enum.Enum) or (kind.__module__, kind.__name__) == ("torch", "dtype"):
+                self.lines.append(f"{name}={member}")
+        elif not name.startswith("__"):
+            if kind in (list, dict, set):
+                self.containers.append(member)
+            text = _plain(member)
+            self.lines.append(f"{name}={kind.__name__ if text is None else text}")
+
+    def _class(self, name: str, member: Any) -> None:
+        self._known_by(name, member.__module__, member.__qualname__)
+
+    def _code(self, name: str, member: Any) -> None:
+        if self._is_users(type(member).__module__):
+            self.by_user = self.by_user or name  # an object of the user's own class, called or asked in its place
+        for function in _functions(member):
+            self._known_by(name, function.__globals__.get("__name__"), function.__qualname__)
+
+    def _table(self, name: str, table: dict[Any, Any]) -> None:
+        """Activations, schedulers and the like by their names: a class or function of somebody else's in one."""
+        if len(table) > _MAX_PARTS or table is self.own:
+            return
+        self.containers.append(table)
+        quiet = self.quiet
+        for key, value in list(dict.items(table)):
+            part = value[0] if type(value) is tuple and value else value
+            kind = type(part)
+            if kind is str or (kind is type and part.__module__ in quiet):
+                continue
+            if issubclass(kind, type):
+                self._class(f"{name}[{key!r}]", part)
+            elif kind is types.FunctionType:
+                self._code(f"{name}[{key!r}]", part)
+
+    def _known_by(self, name: str, where: Any, qualname: str) -> None:
+        if where in self.quiet:
+            return
+        top = where.partition(".")[0] if isinstance(where, str) else ""
+        if top == self._top or top in _NEUTRAL:
+            self.quiet.add(where)
+        elif self._is_users(where):
+            self.by_user = self.by_user or name
+        elif not self._helpers:
+            self.lines.append(f"{name}={where}:{qualname}")
+
+
+def _contents(container: Any) -> bytes:
+    if isinstance(container, dict):
+        return _core.identities(container)
+    return str(_plain(container)).encode("utf-8", "replace")
+
+
+def _plain(value: Any, depth: int = 0) -> str | None:
+    """A plain value as text; None if it holds anything else."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return repr(value)
+    if depth > 4 or kind not in (list, tuple, dict, set, frozenset) or len(value) > _MAX_PARTS:
+        return None
+    parts = [_plain(part, depth + 1) for part in (value.items() if kind is dict else value)]
+    if None in parts:
+        return None
+    texts = [part for part in parts if part is not None]
+    return f"{kind.__name__}({','.join(sorted(texts) if kind in (set, frozenset) else texts)})"
 
 
 def _by_user(member: Any, is_users: _Test) -> bool:
     if is_users(type(member).__module__):
         return True  # an object of the user's own class, called or asked in a function's place
-    if type(member) is property:
-        return any(_by_user(part, is_users) for part in (member.fget, member.fset, member.fdel) if part is not None)
     return any(is_users(function.__globals__.get("__name__")) for function in _functions(member))
 
 
 def _functions(member: Any) -> Iterator[types.FunctionType]:
     """The Python functions that run when `member` of a class is used: itself, what it wraps, what it delegates to."""
+    if type(member) is property:
+        for part in (member.fget, member.fset, member.fdel):
+            yield from _functions(part)
     for _ in range(20):  # wrappers around wrappers; more are a cycle
         if isinstance(member, types.FunctionType):
             yield member

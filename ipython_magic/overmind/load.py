@@ -170,9 +170,11 @@ def _attempt(
                 slower = worth.note(meta)
                 if slower is not None:
                     return _Bypass(slower)
-                foreign = foreign_code.found(meta["names"])
-                if foreign is not None:
-                    return _Bypass(foreign)
+                libraries = foreign_code.state(meta["names"], function)
+                if libraries.by_user is not None:
+                    return _Bypass(libraries.by_user)
+                stale = libraries.difference(meta["libraries"])
+            if stale is None:
                 try:
                     parts = request.arguments.resolve(meta["substitutes"])
                 except LookupError as error:
@@ -253,15 +255,17 @@ def _publish(miss: _Miss, recording: Recording, result: Any, native: float) -> t
     snapshot = skeleton.take(kept, numbers, objects)
     if objects and substitution.shares(objects, snapshot.buffers):
         return _Bypass("the result is a view of an argument's own memory")
-    foreign = foreign_code.found(snapshot.names)
-    if foreign is not None:
-        return _Bypass(foreign)
+    names = sorted(snapshot.names)
+    libraries = foreign_code.state(names, request.call.function)
+    if libraries.by_user is not None:
+        return _Bypass(libraries.by_user)
     depends = recording.dependencies + dependencies.of_classes({module for module, _ in snapshot.names})
     buffers, borrowed = borrowing.borrow(snapshot.buffers, depends)
     meta = {
         "dependencies": depends,
         "borrowed": borrowed,
-        "names": sorted(snapshot.names),
+        "names": names,
+        "libraries": libraries.digests,
         "nbytes": snapshot.nbytes,
         "messages": recording.messages,
         "substitutes": request.arguments.paths(snapshot.used),

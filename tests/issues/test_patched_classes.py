@@ -13,6 +13,7 @@ LOAD = """
 from transformers import BertForMaskedLM
 model = BertForMaskedLM.from_pretrained(root + "/m")
 value = [getattr(model, "own", None), getattr(model.cls.predictions.decoder, "own", None),
+         type(model.bert.encoder.layer[0].intermediate.intermediate_act_fn).__name__, sorted(model._no_split_modules),
          type(model.bert.pooler).__name__, describe(model)]
 """
 
@@ -62,6 +63,15 @@ class Tell:
         return tell
 patched.post_init = Tell()
 """,
+    "another name of a class": """
+from my_layers import Fast
+torch.nn.Linear = Fast
+""",
+    "a table of classes": """
+from my_layers import Quick
+from transformers.activations import ACT2FN
+ACT2FN["gelu"] = Quick
+""",
     "another class in its place": """
 from transformers.models.bert import modeling_bert
 class Other(modeling_bert.BertLMPredictionHead):
@@ -71,8 +81,63 @@ modeling_bert.BertLMPredictionHead = Other
 }
 
 
+# What no file of the user's tells: layers of an installed package, plain values.
+CHANGES = {
+    "a package's class in its place": """
+sys.path.insert(0, root + "/dist-packages")
+import faster
+from transformers.models.bert import modeling_bert
+modeling_bert.BertLMPredictionHead = faster.Head
+""",
+    "a package's class under another name": """
+sys.path.insert(0, root + "/dist-packages")
+import faster
+torch.nn.Linear = faster.Fast
+""",
+    "a package's function": """
+sys.path.insert(0, root + "/dist-packages")
+import faster
+from transformers import BertForMaskedLM as patched
+patched.post_init = faster.post_init
+""",
+    "a plain attribute": """
+from transformers import BertForMaskedLM as patched
+patched._no_split_modules = ["Other"]
+""",
+    "a plain attribute, in place": """
+from transformers import BertPreTrainedModel as patched
+patched._no_split_modules = ["other"]
+patched._no_split_modules.append("BertLayer")
+""",
+}
+
+LAYERS = """
+import torch
+class Fast(torch.nn.Linear):
+    own = "fast"
+class Quick(torch.nn.GELU):
+    pass
+"""
+
+PACKAGE = """
+import torch
+from transformers import BertForMaskedLM
+from transformers.models.bert.modeling_bert import BertLMPredictionHead
+class Fast(torch.nn.Linear):
+    own = "faster"
+class Head(BertLMPredictionHead):
+    pass
+def post_init(self, plain=BertForMaskedLM.post_init):
+    plain(self)
+    self.own = "f"
+"""
+
+
 @pytest.fixture
 def before(oracle: Oracle, folder: Path) -> str:
+    (folder / "my_layers.py").write_text(LAYERS)
+    (folder / "dist-packages").mkdir()
+    (folder / "dist-packages" / "faster.py").write_text(PACKAGE)
     start = rooted(folder)
     oracle.nat(start + "import tiny\ntiny.bert(root + '/m', seed=1)\n")
     return start
@@ -91,6 +156,22 @@ def test_a_patched_class_is_loaded_natively(oracle: Oracle, before: str, name: s
     assert second.records[-1][0] == "bypass" and "in this process" in second.records[-1][1]
     third = oracle.run(stock)
     assert third.value == natively and third.records[-1][0] == "hit", "the entry was left in peace"
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_was_changed_by_others_is_loaded_anew(oracle: Oracle, before: str, name: str) -> None:
+    stock, patched = before + LOAD, before + CHANGES[name] + LOAD
+    natively, patched_natively = oracle.nat(stock).value, oracle.nat(patched).value
+    assert natively != patched_natively
+    assert oracle.run(patched).value == patched_natively
+    again = oracle.run(patched)
+    assert again.value == patched_natively and again.records[-1][0] == "hit"
+    other = oracle.run(stock)
+    assert other.value == natively and other.records[-1][0] == "miss"
+    assert "changed" in other.records[-1][1] or "faster" in other.records[-1][1]
+    assert oracle.run(stock).records[-1][0] == "hit"
+    last = oracle.run(patched)
+    assert last.value == patched_natively and last.records[-1][0] == "miss"
 
 
 def test_another_forward_changes_no_load(oracle: Oracle, before: str) -> None:
