@@ -35,17 +35,19 @@ _PREFIXES = tuple(
 _EXACT = (b"HOME",)
 
 
-def write(encoder: Encoder, libraries: frozenset[str]) -> None:
-    """Writes all of it. Uncacheable where a mode is active that Overmind does not know."""
+def write(encoder: Encoder, libraries: frozenset[str]) -> str:
+    """Writes all of it and returns torch's modes. Uncacheable where one is active that Overmind does not know."""
     names = _names(libraries)
     encoder.text(_versions(names))
     encoder.text(_levels(names))
     encoder.text(_blanket_filter())
     encoder.raw(b"v", _environment())
-    encoder.text(torch_state())
+    modes = torch_state()
+    encoder.text(modes)
     deepspeed = sys.modules.get("transformers.integrations.deepspeed")
     if deepspeed is not None and vars(deepspeed).get("_hf_deepspeed_config_weak_ref") is not None:
         raise Uncacheable("a DeepSpeed configuration is active")
+    return modes
 
 
 def warm() -> None:

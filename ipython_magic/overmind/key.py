@@ -46,6 +46,8 @@ class Request:
     """Existing files that arguments name."""
     code: list[list[Any]] = field(default_factory=list)
     """Dependencies on the user's own modules that the callable or an argument comes from."""
+    modes: str = ""
+    """Settings of torch that are not its own, as ambient.torch_state() says them."""
     snapshot: hub.Snapshot | None = None
     """The hub's commit, if the target is a repository."""
 
@@ -160,7 +162,7 @@ def _request(
     _write_code(environment, encoder, request, function, owner)
     _write_paths(environment, encoder, request, target)
     libraries = frozenset(loader.libraries) | environment.packages | encoder.packages
-    ambient.write(environment, libraries | _COMMON if request.generic else libraries)
+    request.modes = ambient.write(environment, libraries | _COMMON if request.generic else libraries)
     environment.argument("ambient", loader.ambient(call))
     request.key = hashlib.sha256(b"".join(environment.parts)).digest()
     return request

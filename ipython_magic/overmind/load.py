@@ -25,6 +25,7 @@ from overmind import (
     journal,
     key,
     log,
+    overlap,
     records,
     replay,
     signals,
@@ -111,7 +112,8 @@ def call(
         return _load_and_publish(attempt, function, args, kwargs, begun)
     native_begun = time.perf_counter()
     try:
-        return function(*args, **kwargs)
+        with overlap.NativeCall(loader):
+            return function(*args, **kwargs)
     finally:
         now = time.perf_counter()
         target = _target(loader, args, kwargs)
@@ -221,10 +223,11 @@ def _load_and_publish(
     loader = request.call.loader
     try:
         recording = Recording(request)
+        native_call = overlap.NativeCall(loader)
         native_begun = time.perf_counter()
         _local.recording = True
         try:
-            with recording:
+            with native_call, recording:
                 result = function(*args, **kwargs)
         except BaseException as error:
             now = time.perf_counter()
@@ -234,7 +237,8 @@ def _load_and_publish(
         finally:
             _local.recording = False
         native = time.perf_counter() - native_begun
-        outcome = _guarded(_publish, miss, recording, result, native)
+        refusal = native_call.reason or recording.refusal
+        outcome = _Bypass(refusal) if refusal is not None else _guarded(_publish, miss, recording, result, native)
         seconds = time.perf_counter() - begun
         if isinstance(outcome, _Bypass):
             _record(loader, request.target, "bypass", outcome.reason, seconds, native_seconds=native)
@@ -247,8 +251,6 @@ def _load_and_publish(
 
 
 def _publish(miss: _Miss, recording: Recording, result: Any, native: float) -> tuple[str, int] | _Bypass:
-    if recording.refusal is not None:
-        return _Bypass(recording.refusal)
     request = miss.request
     numbers, objects = request.arguments.substitutes()
     kept = result if request.call.filled is None else (result, request.call.set_by_load())

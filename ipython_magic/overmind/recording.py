@@ -20,7 +20,7 @@ import types
 import warnings
 from typing import Any
 
-from overmind import _core, dependencies, frames, hub, modules, replay, signals
+from overmind import _core, ambient, dependencies, frames, hub, modules, replay, signals
 from overmind.encoding import Uncacheable
 from overmind.key import Request, encode_arguments
 
@@ -63,6 +63,7 @@ class Recording:
         self._unreadable = False
         self._records: list[tuple[logging.LogRecord, set[str]]] = []
         self._random = _RandomState()
+        self.refusal = self._other_modes()  # another thread may have set them since the key was made
         self._threads = {thread.ident for thread in threading.enumerate()}
         self._start_ns = time.time_ns()
         _forget_recording()
@@ -86,7 +87,7 @@ class Recording:
         _hooks.leave(self)
         try:
             events = _core.stop_recording()
-            if kind is None:
+            if kind is None and self.refusal is None:
                 self._conclude(events)
         except Exception as error:  # the load itself went well, or its own exception is on its way
             signals.pass_on(error)
@@ -120,6 +121,9 @@ class Recording:
         consumed = self._random.consumed()
         if consumed is not None:
             return f"it consumed or seeded random numbers ({consumed})"
+        modes = self._other_modes()
+        if modes is not None:
+            return modes
         if len(self.messages) > MAX_MESSAGES:
             return f"it said {len(self.messages)} warnings and log records"
         if self._unreadable:
@@ -132,6 +136,10 @@ class Recording:
             return f"it changed its arguments ({error})"
         name = encoder.difference(self._request.encoded)
         return None if name is None else f"it changed its argument {name!r}"
+
+    def _other_modes(self) -> str | None:
+        now, before = ambient.torch_state(), self._request.modes
+        return None if now == before else f"torch's settings changed ({before or 'its own'} to {now or 'its own'})"
 
     def _collect(self, events: list[tuple[str, str, str]]) -> list[list[Any]]:
         request = self._request

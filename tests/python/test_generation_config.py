@@ -37,3 +37,22 @@ def test_an_unchanged_config_can_be_saved(runtime: Path, tmp_path: Path, fresh: 
         run = fresh.interpreter(source, env={"PYTHONHASHSEED": seed})
         assert run.value == native.value
     assert run.outcomes == ["hit"], run.reasons
+
+
+def test_a_pickled_config_keeps_the_number_of_its_file(runtime: Path, tmp_path: Path, fresh: Any) -> None:
+    file = str(tmp_path / "config.pt")
+    write = f"""
+import torch
+from transformers import GenerationConfig
+config = GenerationConfig()
+config._original_object_hash = hash(config)
+torch.save(config, {file!r})
+value = 0
+"""
+    read = f"import torch\nvalue = torch.load({file!r}, weights_only=False)._original_object_hash"
+    fresh.interpreter(write, on=False, env={"PYTHONHASHSEED": "1"})
+    native = fresh.interpreter(read, on=False, env={"PYTHONHASHSEED": "2"})
+    for seed in ("3", "4"):
+        run = fresh.interpreter(read, env={"PYTHONHASHSEED": seed})
+        assert run.value == native.value
+    assert run.outcomes == ["hit"], run.reasons

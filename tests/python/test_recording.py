@@ -272,6 +272,22 @@ def test_messages_of_an_import_are_left_to_the_import(tmp_path: Path, monkeypatc
     assert [message[3] for message in record(load).messages] == ["out"]
 
 
+def test_other_settings_of_torch_than_the_key_knows() -> None:
+    """Another thread may set them between the key and the load; a load may leave them changed."""
+    asked = request()
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        with Recording(asked) as late:
+            torch.set_default_dtype(before)
+        with Recording(asked) as leaves:
+            torch.set_default_dtype(torch.float64)
+    finally:
+        torch.set_default_dtype(before)
+    for recording in (late, leaves):
+        assert recording.refusal is not None and "float64" in recording.refusal
+
+
 def test_messages_of_threads_that_the_load_starts_are_kept_and_of_others_not() -> None:
     logger = logging.getLogger("library")
     say, said, done = threading.Event(), threading.Event(), threading.Event()

@@ -20,7 +20,11 @@ def _refuse(call: BoundCall) -> str | None:
 
 
 LOAD_FILE = Loader(
-    name="safetensors.torch.load_file", target="filename", libraries=("torch", "safetensors"), refuse=_refuse
+    name="safetensors.torch.load_file",
+    target="filename",
+    libraries=("torch", "safetensors"),
+    changes_process=False,
+    refuse=_refuse,
 )
 
 HOOKS = (("safetensors.torch", wrap_all(("load_file", LOAD_FILE))),)

@@ -93,6 +93,7 @@ LOAD = Loader(
     name="torch.load",
     target="f",
     libraries=("torch",),
+    changes_process=False,
     refuse=first(open_file, _arguments),
     ambient=_ambient,
 )

@@ -24,7 +24,12 @@ def _arguments(call: BoundCall) -> str | None:
 
 
 LOAD = Loader(
-    name="torch.jit.load", target="f", fills="_extra_files", libraries=("torch",), refuse=first(open_file, _arguments)
+    name="torch.jit.load",
+    target="f",
+    fills="_extra_files",
+    libraries=("torch",),
+    changes_process=False,
+    refuse=first(open_file, _arguments),
 )
 
 

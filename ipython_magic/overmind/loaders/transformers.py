@@ -117,6 +117,7 @@ def _loader(name: str, libraries: tuple[str, ...] = _LIBRARIES, target: str = _T
         target=target,
         hub=True,
         libraries=libraries,
+        changes_process=False,
         refuse=first(_COMMON, second_repository("config")),
         ambient=_registered,
     )

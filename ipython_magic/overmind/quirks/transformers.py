@@ -44,14 +44,15 @@ def _reduce(config: Any) -> tuple[Any, ...]:
 
 
 def restore(kind: Any, attributes: dict[str, Any], unchanged: bool, text: str | None) -> Any:
-    """Pickle's call on a hit: the attributes, and a hash that says the same as it said then.
+    """Pickle's call on a hit: the attributes, and a hash that says the same as it said then. One that says "changed"
+    stays as it was: `torch.load` gives the number that its file holds, from whatever process that was.
 
     `text` is what the class hashes, if that was so when the config was taken: making it anew takes 1 ms.
     """
     config = kind.__new__(kind)
     config.__dict__.update(attributes)
-    now = hash(config if text is None else text)
-    config.__dict__[_HASH] = now if unchanged else ~now
+    if unchanged:
+        config.__dict__[_HASH] = hash(config if text is None else text)
     return config
 
 
