@@ -98,6 +98,13 @@ def identities(holder: type | ModuleType | dict[Any, Any]) -> bytes:
     """The addresses of the values in the namespace of a class or module, or in a dict, in its order: alike as long as
     none is set, deleted or added. Owns none of them: once a value is freed its address may be another one's."""
 
+def notable(
+    holder: type | ModuleType | dict[Any, Any], own: dict[str, Any], quiet: set[str], silent: set[type]
+) -> list[tuple[Any, Any]]:
+    """(name, value) of the same namespace, but for functions whose globals are `own`, classes and undecorated functions
+    of modules in `quiet` (classes of another metaclass than `type` are given), values of types in `silent`, and a
+    module's own `__names__`. A tuple in a dict stands for its first part. 30 ns a member."""
+
 @final
 class Lease:
     """Right to load and publish one key. Abandoned when released, or when its process dies."""

@@ -31,13 +31,17 @@ _Test = Callable[[Any], bool]
 _HARMLESS = {"forward"}  # a loader of a library never runs a model
 # What transformers 5.24 sets on classes as it loads, or a hit does (quirks/tokenizers.py): a second load finds it set.
 _SET_BY_LOADS = {"smart_apply", "_can_set_experts_implementation_cached_value", "_tokenizer"}
-_SCALARS = {bool, int, float, str, bytes, type(None), complex}
+_SCALARS: set[type] = {bool, int, float, str, bytes, type(None), complex}
 _NEUTRAL = {"overmind", *sys.stdlib_module_names}  # Overmind's own wrappers, and what the standard library gives
-_SILENT_IN_CLASSES = {types.WrapperDescriptorType, types.MethodDescriptorType, types.BuiltinFunctionType}
-_SILENT_IN_MODULES = _SCALARS | {types.ModuleType, types.BuiltinFunctionType, list, tuple, set, frozenset}
+_SILENT_IN_CLASSES: set[type] = {types.WrapperDescriptorType, types.MethodDescriptorType, types.BuiltinFunctionType}
+_SILENT_IN_MODULES: set[type] = _SCALARS | {types.ModuleType, types.BuiltinFunctionType, list, tuple, set, frozenset}
+_SILENT_IN_PACKAGES = _SILENT_IN_MODULES | {types.FunctionType, dict}
+_SILENT_IN_TABLES = _SCALARS | {list, dict, set, frozenset}
 _quiet: dict[str, set[str]] = {}  # by a library's name: modules whose code is no change in it
 _HELPERS = "torch.nn.init"  # draws the weights that a file lacks; its functions are replaced to save that time
-_HOLDERS = (classmethod, staticmethod, property, types.MethodType, functools.partial, functools.partialmethod)
+_CACHED = type(functools.lru_cache(_core.identities))
+_HOLDERS = (classmethod, staticmethod, property, types.MethodType, functools.partial, functools.partialmethod, _CACHED)
+_CODE = {types.FunctionType, *_HOLDERS}
 _MAX_PARTS = 1000  # of a container: more is a table of data
 
 
@@ -67,7 +71,7 @@ def state(names: Iterable[Sequence[str]], loader: Callable[..., Any]) -> State:
     """Of the classes that a pickle names by (module, qualified name), which are imported for it, and of the module that
     `loader` comes from; `names` in the same order every time. The user's own modules are known by their files.
 
-    The first time in a process 3 ms for a model, later 0.3 ms (two busy cores).
+    Models and pipeline of design.md: 5 ms the first time in a process, later 1 ms (two busy cores).
     """
     is_users = functools.cache(_is_users)
     by_user = None
@@ -96,6 +100,7 @@ def state(names: Iterable[Sequence[str]], loader: Callable[..., Any]) -> State:
 
 def _places(classes: Iterable[type], loader: Callable[..., Any], is_users: _Test) -> Iterator[tuple[Any, str, bool]]:
     """Where to look: class or module, its name, and whether it is more than a package that the others lie in."""
+    classes = [kind for kind in classes if kind.__module__.partition(".")[0] not in _NEUTRAL]
     homes = {name for name in [*(kind.__module__ for kind in classes), loader.__module__] if name in sys.modules}
     packages = {package for name in homes for package in _packages(name) if package in sys.modules} - homes
     if "torch.nn" in packages and _HELPERS in sys.modules:
@@ -104,8 +109,7 @@ def _places(classes: Iterable[type], loader: Callable[..., Any], is_users: _Test
         if not is_users(name):
             yield sys.modules[name], name, name in homes
     for kind in classes:
-        if kind is not object:
-            yield kind, f"{kind.__module__}.{kind.__qualname__}", True
+        yield kind, f"{kind.__module__}.{kind.__qualname__}", True
 
 
 def _packages(name: str) -> Iterator[str]:
@@ -146,15 +150,9 @@ def _look(holder: Any, label: str, home: bool, is_users: _Test) -> _Look:
 def _new_look(holder: Any, label: str, home: bool, identities: bytes, is_users: _Test) -> _Look:
     is_class = isinstance(holder, type)
     place = _Place(sys.modules.get(holder.__module__) if is_class else holder, label, is_users)
-    own, quiet, silent = place.own, place.quiet, _SILENT_IN_CLASSES if is_class else _SILENT_IN_MODULES
-    for name, member in list(vars(holder).items()):
-        # Nearly all are functions of the class's own module and classes of the same library: 0.1 us for each of them.
-        kind = type(member)
-        if kind in silent or name in _SET_BY_LOADS:
-            continue
-        if kind is types.FunctionType and (member.__globals__ is own or not home):
-            continue
-        if kind is type and member.__module__ in quiet:
+    silent = _SILENT_IN_CLASSES if is_class else _SILENT_IN_MODULES if home else _SILENT_IN_PACKAGES
+    for name, member in _core.notable(holder, place.own, place.quiet, silent):
+        if name in _SET_BY_LOADS:
             continue
         if is_class:
             place.class_member(name, member)
@@ -188,6 +186,8 @@ class _Place:
             self._table(name, member)
         else:
             self._code(name, member)
+            if kind not in _CODE and not self._is_users(kind.__module__):
+                _SILENT_IN_MODULES.add(kind)
 
     def class_member(self, name: str, member: Any) -> None:
         kind = type(member)
@@ -218,15 +218,10 @@ class _Place:
         if len(table) > _MAX_PARTS or table is self.own:
             return
         self.containers.append(table)
-        quiet = self.quiet
-        for key, value in list(dict.items(table)):
-            part = value[0] if type(value) is tuple and value else value
-            kind = type(part)
-            if kind is str or (kind is type and part.__module__ in quiet):
-                continue
-            if issubclass(kind, type):
+        for key, part in _core.notable(table, self.own, self.quiet, _SILENT_IN_TABLES):
+            if issubclass(type(part), type):
                 self._class(f"{name}[{key!r}]", part)
-            elif kind is types.FunctionType:
+            elif type(part) is types.FunctionType:
                 self._code(f"{name}[{key!r}]", part)
 
     def _known_by(self, name: str, where: Any, qualname: str) -> None:
@@ -280,6 +275,8 @@ def _functions(member: Any) -> Iterator[types.FunctionType]:
             member = member.__func__
         elif isinstance(member, (functools.partial, functools.partialmethod, functools.cached_property)):
             member = member.func
+        elif isinstance(member, _CACHED):
+            member = member.__wrapped__
         else:
             return
 

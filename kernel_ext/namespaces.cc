@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT
+#include "kernel_ext/namespaces.h"
+
+#include <cstddef>
+#include <vector>
+
+namespace overmind {
+namespace py = pybind11;
+namespace {
+
+py::object dict_of(py::handle holder) {
+  py::object dict;
+  if (PyType_Check(holder.ptr())) {
+#if PY_VERSION_HEX >= 0x030C0000
+    dict = py::reinterpret_steal<py::object>(PyType_GetDict(reinterpret_cast<PyTypeObject*>(holder.ptr())));
+#else
+    dict = py::reinterpret_borrow<py::object>(reinterpret_cast<PyTypeObject*>(holder.ptr())->tp_dict);
+#endif
+  } else if (PyModule_Check(holder.ptr())) {
+    dict = py::reinterpret_borrow<py::object>(PyModule_GetDict(holder.ptr()));
+  } else {
+    dict = py::reinterpret_borrow<py::object>(holder);
+  }
+  if (!dict || !PyDict_Check(dict.ptr())) throw py::type_error("neither a class nor a module nor a dict");
+  return dict;
+}
+
+py::bytes identities(py::handle holder) {
+  const py::object dict = dict_of(holder);
+  std::vector<PyObject*> values;
+  values.reserve(static_cast<std::size_t>(PyDict_Size(dict.ptr())));
+  Py_ssize_t position = 0;
+  PyObject* value = nullptr;
+  while (PyDict_Next(dict.ptr(), &position, nullptr, &value)) values.push_back(value);
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(PyObject*)};
+}
+
+bool contains(py::handle set, py::handle value) {
+  const int found = PySet_Contains(set.ptr(), value.ptr());
+  if (found < 0) throw py::error_already_set();
+  return found == 1;
+}
+
+// An exact class or set of them has no code of its own that a question could run.
+bool is_plain_class(py::handle value) { return Py_TYPE(value.ptr()) == &PyType_Type; }
+
+// Not decorated, and of a module in `quiet`.
+bool is_quiet_function(py::handle function, py::handle quiet) {
+  PyObject* const attributes = reinterpret_cast<PyFunctionObject*>(function.ptr())->func_dict;
+  if (attributes != nullptr && PyDict_Size(attributes) > 0) return false;
+  PyObject* const module = PyDict_GetItemString(PyFunction_GetGlobals(function.ptr()), "__name__");
+  return module != nullptr && PyUnicode_CheckExact(module) && contains(quiet, module);
+}
+
+bool is_notable(py::handle value, py::handle own, py::handle quiet, py::handle silent) {
+  const py::handle kind(reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())));
+  if (is_plain_class(kind) && contains(silent, kind)) return false;
+  if (PyFunction_Check(value.ptr()))
+    return PyFunction_GetGlobals(value.ptr()) != own.ptr() && !is_quiet_function(value, quiet);
+  return !is_plain_class(value) || !contains(quiet, value.attr("__module__"));
+}
+
+bool is_dunder(py::handle name) {
+  return PyUnicode_Check(name.ptr()) && PyUnicode_GET_LENGTH(name.ptr()) > 1 &&
+         PyUnicode_READ_CHAR(name.ptr(), 0) == '_' && PyUnicode_READ_CHAR(name.ptr(), 1) == '_';
+}
+
+py::list notable(py::handle holder, const py::dict& own, const py::set& quiet, const py::set& silent) {
+  const py::object dict = dict_of(holder);
+  const bool is_module = PyModule_Check(holder.ptr());
+  const bool is_table = dict.is(holder);
+  py::list found;
+  Py_ssize_t position = 0;
+  PyObject* name = nullptr;
+  PyObject* member = nullptr;
+  while (PyDict_Next(dict.ptr(), &position, &name, &member)) {
+    if (is_module && is_dunder(name)) continue;
+    const bool packed = is_table && PyTuple_CheckExact(member) && PyTuple_GET_SIZE(member) > 0;
+    const py::handle value(packed ? PyTuple_GET_ITEM(member, 0) : member);
+    if (is_notable(value, own, quiet, silent)) found.append(py::make_tuple(py::handle(name), value));
+  }
+  return found;
+}
+
+}  // namespace
+
+void add_namespaces(py::module_& module) {
+  module.def("identities", &identities, py::arg("holder"));
+  module.def("notable", &notable, py::arg("holder"), py::arg("own"), py::arg("quiet"), py::arg("silent"));
+}
+
+}  // namespace overmind
