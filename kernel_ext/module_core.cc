@@ -4,6 +4,7 @@
 
 #include "kernel_ext/bytes.h"
 #include "kernel_ext/client_bindings.h"
+#include "kernel_ext/containers.h"
 #include "kernel_ext/errors.h"
 #include "kernel_ext/file_watch.h"
 #include "kernel_ext/main_program.h"
@@ -31,6 +32,7 @@ PYBIND11_MODULE(_core, module) {
   add_config(module);
   add_segment(module);
   add_client(module);
+  add_containers(module);
   add_main_program(module);
   add_namespaces(module);
   module.def("pickle_globals", &globals_of, py::arg("pickle"));

@@ -4,7 +4,7 @@ Every method releases the GIL while it waits. Errors are the exceptions below, o
 kernel_ext/errors.cc holds the table.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any, TypedDict, final
 
@@ -104,6 +104,16 @@ def notable(
     """(name, value) of the same namespace, but for functions whose globals are `own`, classes and undecorated functions
     of modules in `quiet` (classes of another metaclass than `type` are given), values of types in `silent`, and a
     module's own `__names__`. A tuple in a dict stands for its first part. 30 ns a member."""
+
+def trimmed_state(state: dict[str, Any], standard: tuple[tuple[str, type | None], ...]) -> dict[str, Any] | None:
+    """A copy of `state` without the containers that are empty, of the type that `standard` says, and referred to by
+    nothing but `state`. None if it does not begin with the names of `standard`, in that order."""
+
+def fill_state(state: dict[str, Any], standard: tuple[tuple[str, type | None], ...]) -> None:
+    """Sets each of `standard`: an empty container of its type, or None where it has none."""
+
+def holds_only(table: dict[Any, Any] | list[Any], kinds: Iterable[type]) -> bool:
+    """Whether every key and value, or every part, is exactly of one of these types; a list may hold tuples of such."""
 
 @final
 class Lease:

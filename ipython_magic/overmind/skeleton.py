@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from overmind import _core, log, modes, torch_fallback, unfit
-from overmind.quirks import bitsandbytes, tokenizers, torch_hooks, torchao, torchscript, transformers
+from overmind.quirks import bitsandbytes, nn_modules, tokenizers, torch_hooks, torchao, torchscript, transformers
 
 _QUIRKS = (tokenizers, transformers, torch_hooks, bitsandbytes, torchao)
 
@@ -99,9 +99,12 @@ def _take(result: Any, substitutes: dict[int, int]) -> Snapshot:
         """Asked by the packer once per type, before pickle looks for a reducer. A class with a quirk is taken as its
         file in quirks/ says; what pickle would lose of it does not matter."""
         reducer = next(filter(None, (quirk.reducer(kind) for quirk in (*_QUIRKS, scripts))), None)
-        if reducer is None or reducers.setdefault(kind, reducer) is not reducer:
-            return inspector_of(kind)
-        return None
+        if reducer is not None and reducers.setdefault(kind, reducer) is reducer:
+            return None
+        plain = nn_modules.reducer(kind)  # loses nothing that pickle keeps, keeps nothing that pickle loses
+        if plain is not None:
+            reducers.setdefault(kind, plain)
+        return inspector_of(kind)
 
     packer = _backend(needs_torch=False).Packer(substitutes, meet)
     file = io.BytesIO()

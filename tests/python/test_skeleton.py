@@ -496,8 +496,9 @@ def test_records_that_lie_are_an_error() -> None:
 
 
 def test_names_of_the_globals() -> None:
-    assert skeleton.take([nn.ReLU()], {}, []).names == {
+    assert skeleton.take([nn.ReLU(), collections.OrderedDict()], {}, []).names == {
         ("torch.nn.modules.activation", "ReLU"),
+        ("overmind.quirks.nn_modules", "new_module"),
         ("collections", "OrderedDict"),
     }
 

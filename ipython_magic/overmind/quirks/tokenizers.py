@@ -10,13 +10,14 @@ natively. Copies and pickles ask for it first. Thread safety: one thread builds,
 
 from __future__ import annotations
 
-import itertools
 import marshal
 import pickle
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any
+
+from overmind import _core
 
 PENDING = "_overmind_tokenizer"  # in the __dict__ of a tokenizer whose Rust part was not built yet
 
@@ -118,12 +119,7 @@ def _is_packable(own: dict[str, Any], name: str) -> bool:
     table = own[name]
     if type(table) not in (dict, list) or len(table) < _BIG or sys.getrefcount(table) > 3:  # own, `table`, the call
         return False
-    kinds = set(map(type, table))
-    if type(table) is dict:
-        kinds |= set(map(type, table.values()))
-    elif kinds == {tuple}:
-        kinds = set(map(type, itertools.chain.from_iterable(table)))
-    return kinds <= _SCALARS
+    return _core.holds_only(table, _SCALARS)
 
 
 def refuse_attributes(backend: Any) -> None:
