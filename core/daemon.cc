@@ -198,6 +198,7 @@ UniqueFd start_keeper(const Config& config, const Instance& instance) {
   arguments.insert(arguments.begin(), "overmindd");
   arguments.push_back("--adopt-server=" + std::to_string(::getpid()));
   std::vector<char*> argv;
+  argv.reserve(arguments.size() + 1);
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
   pid_t pid = -1;

@@ -56,7 +56,7 @@ class Keeper {
       log_line(LogLevel::kError, "the server died too often within ten seconds; giving up");
       return false;
     }
-    StartServer serve_kept = [this](UniqueFd socket, KeptEntries) {
+    StartServer serve_kept = [this](UniqueFd socket, const KeptEntries&) {
       signals_.reset();
       return serve_(std::move(socket), std::move(kept_));
     };

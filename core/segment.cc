@@ -112,14 +112,13 @@ void* map_private(int fd, std::uint64_t size) {
   const std::uint64_t reserved = size + kHugePage;
   void* room = ::mmap(nullptr, reserved, PROT_NONE, kFlags | MAP_ANONYMOUS, -1, 0);
   if (room == MAP_FAILED) return ::mmap(nullptr, size, kProtection, kFlags, fd, 0);
-  const auto begin = reinterpret_cast<std::uintptr_t>(room);
-  const std::uint64_t start = (begin + kHugePage - 1) & ~(kHugePage - 1);
-  void* data = ::mmap(reinterpret_cast<void*>(start), size, kProtection, kFlags | MAP_FIXED, fd, 0);
+  auto* const bytes = static_cast<std::byte*>(room);
+  const std::uint64_t before = -reinterpret_cast<std::uintptr_t>(room) & (kHugePage - 1);
+  void* data = ::mmap(bytes + before, size, kProtection, kFlags | MAP_FIXED, fd, 0);
   const int error = errno;
-  const std::uint64_t end = (start + size + kPageAlign - 1) & ~(kPageAlign - 1);
-  const std::uint64_t kept_end = data == MAP_FAILED ? start : end;
-  if (start > begin) ::munmap(room, start - begin);
-  if (begin + reserved > kept_end) ::munmap(reinterpret_cast<void*>(kept_end), begin + reserved - kept_end);
+  const std::uint64_t kept = data == MAP_FAILED ? 0 : (size + kPageAlign - 1) & ~(kPageAlign - 1);
+  if (before > 0) ::munmap(room, before);
+  if (reserved > before + kept) ::munmap(bytes + before + kept, reserved - before - kept);
   errno = error;
   return data;
 }

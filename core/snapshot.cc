@@ -113,7 +113,7 @@ OVERMIND_UNINSTRUMENTED long close_listed(const Work* work, long folder) {
   while ((size = raw_syscall(SYS_getdents64, folder, as_long(entries), sizeof entries)) > 0) {
     for (long at = 0; at < size;) {
       const auto* entry = reinterpret_cast<const dirent64*>(entries + at);
-      at += entry->d_reclen;
+      at += entry->d_reclen;  // NOLINT(clang-analyzer-core.uninitialized.Assign): the kernel wrote it
       const long fd = parse_descriptor(entry->d_name);
       if (fd < 0 || fd == folder || is_kept(work, fd)) continue;
       closed += raw_syscall(SYS_close, fd) == 0;

@@ -10,8 +10,6 @@
 namespace overmind {
 namespace {
 
-using protocol::Failure;
-
 constexpr auto kProgressEvery = std::chrono::milliseconds(200);
 constexpr std::size_t kPageBytes = kMaxFrame - 1024;  // of a list reply
 

@@ -28,6 +28,7 @@ class Arguments:
     def __init__(self, arguments: dict[str, Any], nodes: Sequence[Node]) -> None:
         self._arguments = arguments
         self._nodes = nodes
+        self._trees: dict[int, tuple[list[Any], str]] = {}  # of substitutes(), for paths(): 1 ms for each UNet
 
     def substitutes(self) -> tuple[dict[int, int], list[Any]]:
         """id(object) -> number, and the objects in the order of their numbers.
@@ -39,7 +40,8 @@ class Arguments:
         for tree in self._nodes:
             if not tree.tree:
                 continue
-            for part in _parts(tree.value)[0]:
+            found = self._trees[id(tree.value)] = _parts(tree.value)
+            for part in found[0]:
                 number = numbers.setdefault(id(part), len(objects))
                 if number < len(objects) and not _is_below(tree, number, self._nodes):
                     raise Uncacheable("one argument is a part of another one, or shares a part with it")
@@ -57,7 +59,7 @@ class Arguments:
             return found
         for node in self._nodes:
             if node.tree:
-                parts, shape = _parts(node.value)
+                parts, shape = self._trees.get(id(node.value)) or _parts(node.value)
                 found.append(["tree", len(parts), shape, _steps(node)])
         return found
 
@@ -95,7 +97,8 @@ def shares(objects: Sequence[Any], buffers: Sequence[tuple[int, int]]) -> bool:
 
     Such a result is a view of the caller's data natively, and would be a copy on a hit.
     """
-    spans = sorted(span for value in objects for span in _memory(value))
+    torch, numpy = encoding.loaded("torch"), encoding.loaded("numpy")
+    spans = sorted(span for value in objects for span in _memory(value, torch, numpy))
     starts = [start for start, _ in spans]
     # The furthest end of a span and all before it: one look answers for all that begin early enough.
     ends = list(itertools.accumulate((start + length for start, length in spans), max))
@@ -191,15 +194,14 @@ def _is_below(tree: Node, number: int, nodes: Sequence[Node]) -> bool:
     return current is tree
 
 
-def _memory(value: Any) -> list[tuple[int, int]]:
-    torch = encoding.loaded("torch")
+def _memory(value: Any, torch: Any, numpy: Any) -> list[tuple[int, int]]:
     if torch is not None and isinstance(value, torch.Tensor):
         try:
             storage = value.untyped_storage()
-            return [(storage.data_ptr(), storage.nbytes())] if storage.nbytes() else []
+            nbytes = storage.nbytes()
+            return [(storage.data_ptr(), nbytes)] if nbytes else []
         except (RuntimeError, NotImplementedError):
             return []  # no memory of its own: meta, sparse, a wrapper
-    numpy = encoding.loaded("numpy")
     if numpy is not None and type(value) is numpy.ndarray:
         return [(value.ctypes.data, value.nbytes)] if value.nbytes else []
     return []
