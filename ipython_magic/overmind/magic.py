@@ -133,6 +133,10 @@ def _summary(rest: list[str]) -> None:
     _none(rest)
     from overmind import extension
 
+    reason = extension.wrong_settings()
+    if reason is not None:
+        print(f"overmind is off: loads are native: {reason}")
+        return
     state = "on" if extension.enabled() else "off: loads are native"
     print(f"overmind is {state}")
     found = commands.stats()
