@@ -128,11 +128,8 @@ def _populate() -> Check:
 def _limits() -> Iterator[Check]:
     _soft, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = files != resource.RLIM_INFINITY and files < 4096
-    advice = (
-        f"A daemon that is started here keeps {max(1, files // 2 - 12)} entries at most: raise it, then `overmind stop`."
-        if few
-        else ""
-    )
+    most = max(1, files // 2 - 12)  # core/server.cc: limits_of()
+    advice = f"A daemon started here keeps {most} entries at most: raise it, then `overmind stop`." if few else ""
     yield Check("open files (ulimit -Hn)", "note" if few else "ok", _limit(files), advice)
     for name, which, option in (
         ("address space", resource.RLIMIT_AS, "-v"),
