@@ -37,6 +37,16 @@ Status refusal(const Catalog::Bytes& bytes, const Limits& limits, const Demand& 
 
 }  // namespace
 
+std::size_t excess_entries(const Catalog& catalog, const Limits& limits, const Demand& demand) {
+  return minus(catalog.entries().size() + demand.snapshots + 1, limits.entries);
+}
+
+std::string files_reason(const Limits& limits) {
+  return "the daemon's limit of " + std::to_string(limits.files) + " open files leaves room for " +
+         std::to_string(limits.entries) + (limits.entries == 1 ? " entry" : " entries") +
+         "; raise `ulimit -Hn`, then `overmind stop`";
+}
+
 Result<std::vector<EntryId>> make_room(const Catalog& catalog, const Limits& limits, const Demand& demand) {
   Catalog::Bytes bytes = catalog.bytes();
   std::uint64_t used = bytes.committed + bytes.ghosts + demand.reserved;
@@ -44,14 +54,13 @@ Result<std::vector<EntryId>> make_room(const Catalog& catalog, const Limits& lim
   std::uint64_t over_budget = minus(used + demand.bytes, limits.budget);
   std::uint64_t over_memory = minus(demand.bytes + demand.unwritten, demand.available);
   std::uint64_t excess = std::max(over_budget, over_memory);
-  std::size_t count = catalog.entries().size() + demand.snapshots + 1;
-  std::size_t excess_entries = count > limits.entries ? count - limits.entries : 0;
+  std::size_t excess_files = excess_entries(catalog, limits, demand);
 
   std::vector<EntryId> evict;
   std::uint64_t freed = 0;
   for (const Entry* entry : candidates(catalog)) {
     bool frees = entry->mapped_by == 0;
-    if (evict.size() >= excess_entries && (freed >= excess || !frees)) break;
+    if (evict.size() >= excess_files && (freed >= excess || !frees)) break;
     evict.push_back(entry->id);
     if (frees) freed += entry->nbytes;
   }
@@ -61,11 +70,7 @@ Result<std::vector<EntryId>> make_room(const Catalog& catalog, const Limits& lim
                                         human_bytes(minus(demand.available + freed, demand.unwritten)) +
                                         " of memory to give; close programs that use much of it");
   }
-  if (evict.size() < excess_entries) {
-    return Status(Code::kExhausted,
-                  "all " + std::to_string(limits.entries) +
-                      " descriptors for entries are taken; raise the limit of open files (ulimit -n)");
-  }
+  if (evict.size() < excess_files) return Status(Code::kExhausted, files_reason(limits) + ", or unpin entries");
   return evict;
 }
 

@@ -16,6 +16,7 @@ namespace overmind {
 struct Limits {
   std::uint64_t budget = 0;  // bytes
   std::size_t entries = 0;   // one descriptor each
+  std::size_t files = 0;     // descriptors of this process; told to people, who can raise it
 };
 
 struct Demand {
@@ -25,6 +26,12 @@ struct Demand {
   std::size_t snapshots = 0;    // how many those are
   std::uint64_t available = 0;  // what the machine and the cgroup can give now, bytes
 };
+
+// How many entries have to go because their descriptors are needed.
+std::size_t excess_entries(const Catalog& catalog, const Limits& limits, const Demand& demand);
+
+// "the daemon's limit of 1024 open files leaves room for 496 entries; raise `ulimit -Hn`, then `overmind stop`".
+std::string files_reason(const Limits& limits);
 
 // What has to be evicted first, in order; nothing is evicted for a demand that can't be met.
 // Errors: kExhausted, "needs 9.1 GiB; budget 8.0 GiB, of which 6.0 GiB is pinned".

@@ -14,6 +14,7 @@
 #include <deque>
 #include <fstream>
 #include <unordered_map>
+#include <utility>
 
 #include "core/log.h"
 #include "core/store.h"
@@ -90,6 +91,7 @@ class Server : public StoreListener {
   std::optional<Answer> handle(Client&, const protocol::Pin& request, UniqueFd);
   std::optional<Answer> handle(Client&, const protocol::Stop&, UniqueFd);
 
+  LogLevel level_of(const Event& event);
   void keeper_ready(std::uint32_t events);
   void watch_keeper();
   void folder_changed();
@@ -112,6 +114,7 @@ class Server : public StoreListener {
   Deadline now_, started_, last_client_, listen_again_;
   bool stopping_ = false;
   bool listening_ = false;
+  bool told_of_files_ = false;
 };
 
 std::size_t open_files() {
@@ -120,13 +123,20 @@ std::size_t open_files() {
   return static_cast<std::size_t>(std::min<rlim_t>(limit.rlim_cur, 1 << 20));
 }
 
-// A client needs up to three descriptors (socket, process, segment), an entry one.
+// One descriptor each. Half of what the server does not need itself: a client takes up to three (socket, process,
+// segment).
+Limits limits_of(std::uint64_t budget) {
+  constexpr std::size_t kOwn = 24;
+  std::size_t files = open_files();
+  return {.budget = budget, .entries = files > kOwn + 2 ? (files - kOwn) / 2 : 1, .files = files};
+}
+
 Server::Server(ServerSetup setup)
     : setup_(std::move(setup)),
       keeper_(std::move(setup_.keeper)),
       max_clients_(std::clamp<std::size_t>(open_files() / 8, 8, 1024)),
       min_free_(std::max(kMinFree, available_memory() / 16)),
-      store_({.budget = setup_.budget, .entries = open_files() / 2}, *this) {}
+      store_(limits_of(setup_.budget), *this) {}
 
 Status Server::open_sources() {
   sigset_t signals;
@@ -525,12 +535,17 @@ void Server::keeper_ready(std::uint32_t events) {
   watch_keeper();
 }
 
+LogLevel Server::level_of(const Event& event) {
+  if (event.name == "failed") return LogLevel::kWarning;
+  if (event.name == "progress") return LogLevel::kDebug;
+  // Once: from then on each new entry costs an old one.
+  bool files = event.name == "evicted" && event.reason == files_reason(store_.limits());
+  return files && !std::exchange(told_of_files_, true) ? LogLevel::kWarning : LogLevel::kInfo;
+}
+
 void Server::event(const Event& event) {
-  log_line(event.name == "failed"     ? LogLevel::kWarning
-           : event.name == "progress" ? LogLevel::kDebug
-                                      : LogLevel::kInfo,
-           std::string(event.name) + " " + entry_id_to_string(event.id) + " " + event.loader + " " + event.target +
-               (event.reason.empty() ? "" : ": " + event.reason));
+  log_line(level_of(event), std::string(event.name) + " " + entry_id_to_string(event.id) + " " + event.loader + " " +
+                                event.target + (event.reason.empty() ? "" : ": " + event.reason));
   if (bus_) bus_->send(event);
 }
 

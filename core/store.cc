@@ -111,7 +111,9 @@ Answer Store::publish(ConnectionId connection, const protocol::Publish& request,
 
 Status Store::check_publish(const protocol::Publish& request, int segment, std::uint64_t available) {
   struct stat info {};
-  if (segment < 0 || ::fstat(segment, &info) != 0 || static_cast<std::uint64_t>(info.st_size) != request.total ||
+  // Clients of ours send one; it arrives unless no descriptor is free for it.
+  if (segment < 0) return {Code::kExhausted, "no descriptor is free: " + files_reason(limits_)};
+  if (::fstat(segment, &info) != 0 || static_cast<std::uint64_t>(info.st_size) != request.total ||
       !S_ISREG(info.st_mode)) {
     return {Code::kInvalid, "publish without a segment of the announced size"};
   }
@@ -125,7 +127,9 @@ Status Store::check_publish(const protocol::Publish& request, int segment, std::
   }
   Result<std::vector<EntryId>> evict = make_room(catalog_, limits_, demand);
   if (!evict.ok()) return evict.status();
-  for (EntryId id : evict.value()) remove(id, "evicted", "room for a new entry");
+  bool files_are_short = excess_entries(catalog_, limits_, demand) > 0;
+  std::string reason = files_are_short ? files_reason(limits_) : "room for a new entry";
+  for (EntryId id : evict.value()) remove(id, "evicted", reason);
   return {};
 }
 

@@ -76,6 +76,7 @@ class Store {
   std::optional<Deadline> next_tick() const;
 
   const Catalog& catalog() const { return catalog_; }
+  const Limits& limits() const { return limits_; }
 
  private:
   Answer hit(ConnectionId owner, const Entry& entry);

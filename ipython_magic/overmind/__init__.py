@@ -37,7 +37,8 @@ __all__ = [
 def enable() -> bool:
     """Puts the cache before every known loader, of libraries that are imported already and of those to come.
 
-    Idempotent. False where it can't work (OVERMIND_DISABLE=1, a broken installation); the reason is logged.
+    Idempotent. False where it can't work (OVERMIND_DISABLE=1, a broken installation, a variable with a wrong value);
+    the reason is logged.
     """
     from overmind import extension
 

@@ -67,17 +67,16 @@ def start(idle_exit: float | None, as_json: bool) -> None:
 @_json_option
 @_safely
 def stop(as_json: bool) -> None:
-    """End the daemon. What it holds is given up; kernels keep what they loaded."""
+    """End the daemon and the zygotes. What the daemon holds is given up; kernels go on and keep what they loaded."""
     found = commands.stop()
-    text = f"stopped; {found['entries']} entries given up" if found["stopped"] else "no daemon was running"
-    _print(found, text, as_json)
+    _print(found, shown.stop_text(found), as_json)
 
 
 @main.command()
 @_json_option
 @_safely
 def status(as_json: bool) -> None:
-    """Whether a daemon runs, and where. Exit status 1 if none does."""
+    """Whether a daemon runs, and where; the zygotes. Exit status 1 if no daemon runs."""
     found = commands.status()
     _print(found, shown.status_text(found), as_json)
     if not found["running"]:

@@ -43,15 +43,28 @@ def start(idle_exit: float | None = None) -> dict[str, Any]:
 
 
 def stop() -> dict[str, Any]:
-    """Ends the daemon. Everything that is loaded in a kernel stays valid there."""
+    """Ends the daemon and the zygotes. Kernels and scripts go on, and what is loaded in them stays valid.
+
+    `stopped` (whether a daemon ran), `daemon_pid`, `entries` that were given up, `zygotes` that were ended."""
+    from overmind.zygote import stop
+
     before = status()
     if before["running"]:
         client().stop()
-    return {"stopped": bool(before["running"]), "entries": before.get("entries", 0)}
+    try:
+        ended = stop.end_all(before["folder"])
+    except TimeoutError as error:
+        raise _core.TimeoutError(str(error)) from None
+    return {
+        "stopped": bool(before["running"]),
+        "daemon_pid": before.get("daemon_pid"),
+        "entries": before.get("entries", 0),
+        "zygotes": ended,
+    }
 
 
 def status() -> dict[str, Any]:
-    """Whether a daemon runs, and where. Starts none."""
+    """Whether a daemon runs, and where, and the zygotes. Starts none."""
     settings = _core.config()
     found: dict[str, Any] = {
         "running": False,
@@ -59,6 +72,7 @@ def status() -> dict[str, Any]:
         "client_version": _core.__version__,
         "folder": settings.instance_dir,
         "log": settings.log_path,
+        "zygotes": zygotes(),
     }
     try:
         figures = client().stats()

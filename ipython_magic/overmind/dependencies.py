@@ -20,10 +20,10 @@ import hashlib
 import os
 import stat
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from overmind import modules
+from overmind import _core, modules
 from overmind.encoding import Uncacheable
 from overmind.modules import TICK_NS
 
@@ -217,7 +217,7 @@ class Opened:
         """Refused if a file changed during the load, or the load wrote a file that is still there."""
         reads: dict[str, None] = {}
         wrote: set[str] = set()
-        for event, path, mode in events:
+        for event, path, mode in _of_others(events):
             if event == "open" and any(letter in mode for letter in "wax+"):
                 wrote.add(path)
             elif event == "open" or not self._is_import(path):
@@ -265,6 +265,14 @@ class Opened:
         self._found.setdefault(dependency[0], dependency)
         if len(self._found) > MAX_DEPENDENCIES:
             raise Refused(f"it read more than {MAX_DEPENDENCIES} files")
+
+
+def _of_others(events: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, str, str]]:
+    """Without what Overmind itself does in its own folder meanwhile, on any thread: its log, its history, its locks,
+    what zygotes have learned."""
+    folder = _core.config().instance_dir
+    inside = f"{folder}/"
+    return (event for event in events if event[1] != folder and not event[1].startswith(inside))
 
 
 _CODE = (".py", ".pyc", ".so", ".pth")

@@ -161,7 +161,25 @@ def status_text(found: Row) -> str:
         )
     else:
         first = "no daemon is running; the first load starts one"
-    return "\n".join((clean(first), clean(f"folder {found['folder']}"), clean(f"log    {found['log']}")))
+    lines = (first, zygotes_text(found["zygotes"]), f"folder {found['folder']}", f"log    {found['log']}")
+    return "\n".join(map(clean, lines))
+
+
+def _zygotes(rows: Sequence[Row]) -> str:
+    return f"{len(rows)} zygote{'' if len(rows) == 1 else 's'}"
+
+
+def zygotes_text(rows: Sequence[Row]) -> str:
+    """How many there are, and their memory."""
+    if not rows:
+        return "no zygotes: no imports are kept ready"
+    return f"{_zygotes(rows)} with imports ready: {size(sum(row['memory'] for row in rows))}"
+
+
+def stop_text(found: Row) -> str:
+    """`stop`."""
+    first = f"stopped; {found['entries']} entries given up" if found["stopped"] else "no daemon was running"
+    return f"{first}; {_zygotes(found['zygotes'])} ended" if found["zygotes"] else first
 
 
 def stats_text(found: Row) -> str:

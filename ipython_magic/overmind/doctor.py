@@ -126,10 +126,11 @@ def _populate() -> Check:
 
 
 def _limits() -> Iterator[Check]:
-    files, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    few = files != resource.RLIM_INFINITY and files < 1024
-    advice = "Each entry in use takes a descriptor: raise it with `ulimit -n 4096`." if few else ""
-    yield Check("open files (ulimit -n)", "note" if few else "ok", _limit(files), advice)
+    _soft, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = files != resource.RLIM_INFINITY and files < 4096
+    most = max(1, files // 2 - 12)  # core/server.cc: limits_of()
+    advice = f"A daemon started here keeps {most} entries at most: raise it, then `overmind stop`." if few else ""
+    yield Check("open files (ulimit -Hn)", "note" if few else "ok", _limit(files), advice)
     for name, which, option in (
         ("address space", resource.RLIMIT_AS, "-v"),
         ("file size", resource.RLIMIT_FSIZE, "-f"),

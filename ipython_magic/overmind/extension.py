@@ -23,13 +23,21 @@ _hooks: ImportHooks | None = None
 _said_disabled = False
 
 
-def unavailable() -> str | None:
-    """Why Overmind can't work in this process, with what to do; None if it can."""
+def broken() -> str | None:
+    """Why nothing of Overmind works in this process, with what to do; None if it does."""
     log.configure("warning")  # what follows may be the only thing to say
     try:
-        from overmind import _core
+        from overmind import _core  # noqa: F401
     except ImportError as error:
         return f"its compiled part can't be imported ({error}); reinstall overmind-jupyter for this Python"
+    return None
+
+
+def wrong_settings() -> str | None:
+    """Which environment variable has a value that can't be understood: every load is native then, and its record says
+    so. None if all can. REQUIRES: not broken()."""
+    from overmind import _core
+
     try:
         settings = _core.config()
     except _core.OvermindError as error:
@@ -39,7 +47,7 @@ def unavailable() -> str | None:
 
 
 def disabled_by_environment() -> bool:
-    """OVERMIND_DISABLE=1."""
+    """OVERMIND_DISABLE=1. REQUIRES: no wrong_settings()."""
     from overmind import _core
 
     return _core.config().disabled
@@ -51,16 +59,18 @@ def enabled() -> bool:
 
 
 def enable() -> bool:
-    """Wraps the loaders. Idempotent; False, with a log line, where it can't work."""
-    reason = unavailable()
+    """Wraps the loaders. Idempotent; False where it can't work, with a log line: now, or from the first load on where
+    a variable is wrong, for then each load is wrapped as well and leaves a record with the reason."""
+    reason = broken()
     if reason is not None:
         log.warn_once(f"loads are native: {reason}")
         return False
-    if disabled_by_environment():
+    works = wrong_settings() is None
+    if works and disabled_by_environment():
         _say_disabled()
         return False
     _install()
-    return True
+    return works
 
 
 def _say_disabled() -> None:
@@ -128,8 +138,8 @@ def _call(
 def generic(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`overmind.load(fn, *args, **kwargs)`."""
     module = None
-    if unavailable() is None:
-        if disabled_by_environment():
+    if broken() is None:
+        if wrong_settings() is None and disabled_by_environment():
             _say_disabled()
         else:
             module = _load_module()
@@ -140,14 +150,17 @@ def generic(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 
 def load_ipython_extension(ip: Any) -> None:
     """%load_ext overmind. Never raises for what it can say: a notebook's first cell must not fail on it."""
-    reason = unavailable()
+    reason = broken()
     if reason is not None:
         print(f"overmind: not loaded: {reason}")
         return
     from overmind.magic import OvermindMagics
 
     OvermindMagics.install(ip)
-    if disabled_by_environment():
+    reason = wrong_settings()
+    if reason is not None:
+        print(f"overmind: loads are native: {reason}")
+    elif disabled_by_environment():
         print("overmind: OVERMIND_DISABLE is set: %overmind works, loads are native")
     enable()
 

@@ -19,8 +19,8 @@ from overmind import display as shown
 
 _USAGE = """%overmind                        a summary
 %overmind start [--idle-exit S]  start the daemon (the first load does it too)
-%overmind stop                   end it; everything it holds is given up
-%overmind status                 whether it runs, and where
+%overmind stop                   end it and the zygotes; everything it holds is given up
+%overmind status                 whether it runs, and where; the zygotes
 %overmind list                   the entries
 %overmind stats                  memory, hit rate, seconds saved
 %overmind why [N]                the last N loads of this kernel, and why each was no hit (10)
@@ -133,6 +133,10 @@ def _summary(rest: list[str]) -> None:
     _none(rest)
     from overmind import extension
 
+    reason = extension.wrong_settings()
+    if reason is not None:
+        print(f"overmind is off: loads are native: {reason}")
+        return
     state = "on" if extension.enabled() else "off: loads are native"
     print(f"overmind is {state}")
     found = commands.stats()
@@ -147,8 +151,7 @@ def _start(rest: list[str]) -> None:
 
 def _stop(rest: list[str]) -> None:
     _none(rest)
-    found = commands.stop()
-    print(f"stopped; {found['entries']} entries given up" if found["stopped"] else "no daemon was running")
+    print(shown.stop_text(commands.stop()))
 
 
 def _status(rest: list[str]) -> None:

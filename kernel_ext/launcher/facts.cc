@@ -80,13 +80,6 @@ void add(std::string& key, std::string_view name, std::string_view value) {
   key.append(name).append("=").append(value).push_back('\0');
 }
 
-std::string stamp_of(const std::string& path) {
-  struct stat info {};
-  if (::stat(path.c_str(), &info) != 0) return "none";
-  return std::to_string(info.st_dev) + ":" + std::to_string(info.st_ino) + ":" + std::to_string(info.st_size) + ":" +
-         std::to_string(info.st_mtim.tv_sec) + "." + std::to_string(info.st_mtim.tv_nsec);
-}
-
 void add_environment(std::string& key) {
   std::vector<std::string_view> entries;
   for (char** entry = environ; *entry != nullptr; ++entry)
@@ -152,6 +145,13 @@ bool has_relative_path(const char* list) {
 }
 
 }  // namespace
+
+std::string stamp_of(const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) return "none";
+  return std::to_string(info.st_dev) + ":" + std::to_string(info.st_ino) + ":" + std::to_string(info.st_size) + ":" +
+         std::to_string(info.st_mtim.tv_sec) + "." + std::to_string(info.st_mtim.tv_nsec);
+}
 
 bool is_source(const std::string& path) {
   struct stat info {};

@@ -17,6 +17,9 @@ struct Place {
 // The facts of this process as it was started. REQUIRES: called before anything of it is changed.
 Place place_of(const Options& options, const std::string& instance_dir);
 
+// What tells one state of a file from another; "none" where there is no file.
+std::string stamp_of(const std::string& path);
+
 // Whether python would run `path` as source: it is there, and no folder, archive or compiled code.
 bool is_source(const std::string& path);
 

@@ -41,9 +41,13 @@ void detach(int keep) {
 
 [[noreturn]] void become_zygote(const Options& options, const Place& place, int ready) {
   detach(ready);
+  const std::string stops = place.zygote.substr(0, place.zygote.rfind('/')) + "/stopped";
+  const std::string last_stop = stamp_of(stops);
   pollfd entry{ready, POLLIN, 0};
   while (::poll(&entry, 1, -1) < 0 && errno == EINTR) continue;
   ::close(ready);
+  // Whoever says `overmind stop` while a program runs wants no zygote for having run it.
+  if (stamp_of(stops) != last_stop) ::_exit(0);
   // Kernels are worth a zygote that has only the engine; a script that imports nothing is not.
   if (options.mode != "kernel" && ::access(place.profile.c_str(), R_OK) != 0) ::_exit(0);
   Result<UniqueFd> lock = open_lock_file(place.zygote + ".lock");
@@ -54,6 +58,10 @@ void detach(int keep) {
     ::nanosleep(&ten_ms, nullptr);
   }
   if (!lock.ok()) ::_exit(1);
+  // Whom `overmind stop` has to end; nothing but the lock itself says that it is held.
+  const std::string holder = std::to_string(::getpid());
+  if (::ftruncate(lock.value().get(), 0) != 0 || ::pwrite(lock.value().get(), holder.data(), holder.size(), 0) < 0)
+    ::_exit(1);
   const std::string key_path = place.zygote + ".key";
   UniqueFd file(::open(key_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!file.valid() ||

@@ -102,7 +102,14 @@ TEST_F(BudgetTest, DescriptorsAreABudgetToo) {
   for (EntryId id : {1, 2, 3}) catalog_.map(id);
   EXPECT_EQ(evicted_for(1), Ids{1});  // mapped, but its descriptor is what is needed
   for (EntryId id : {1, 2, 3}) catalog_.pin(id, true);
-  EXPECT_NE(refusal(1).find("ulimit -n"), std::string::npos);
+  limits_.files = 30;
+  EXPECT_EQ(
+      refusal(1),
+      "the daemon's limit of 30 open files leaves room for 3 entries; raise `ulimit -Hn`, then `overmind stop`, or "
+      "unpin entries");
+  limits_.entries = 1;
+  EXPECT_EQ(files_reason(limits_),
+            "the daemon's limit of 30 open files leaves room for 1 entry; raise `ulimit -Hn`, then `overmind stop`");
 }
 
 TEST_F(BudgetTest, PressureTakesUnmappedOnesOnly) {

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -59,6 +60,15 @@ class DaemonLifeTest : public testing::DaemonTest {
     return outcome;
   }
   std::vector<std::string> by_hand() { return daemon_arguments(config_); }
+
+  // Starts the daemon from a process that may have so many files open.
+  void start_limited(rlim_t soft, rlim_t hard) {
+    testing::Child starter([&] {
+      const rlimit files{soft, hard};
+      return ::setrlimit(RLIMIT_NOFILE, &files) == 0 && Client(config_).connect(true).ok();
+    });
+    ASSERT_TRUE(starter.join());
+  }
 
   void expect_entries_survive(Client& client, EntryId id) {
     Lookup hit = look(client, key(1));
@@ -184,6 +194,56 @@ TEST_F(DaemonLifeTest, SigtermStopsBoth) {
   ::kill(keeper_pid(server), SIGTERM);
   EXPECT_TRUE(wait_until([&] { return testing::processes_with(folder_.path()).empty(); }));
   EXPECT_FALSE(std::filesystem::exists(config_.socket_path()));
+}
+
+TEST_F(DaemonLifeTest, ItTakesAllTheOpenFilesThatItMayHave) {
+  ASSERT_NO_FATAL_FAILURE(start_limited(64, 256));
+  auto client = connected(false);
+  pid_t server = server_pid(*client);
+  for (pid_t pid : {server, keeper_pid(server)}) {
+    rlimit files{};
+    ASSERT_EQ(::prlimit(pid, RLIMIT_NOFILE, nullptr, &files), 0);
+    EXPECT_EQ(files.rlim_cur, 256u);
+  }
+  for (std::uint8_t i = 1; i <= 64; ++i) ASSERT_NE(put(*client, key(i)), 0u);
+  EXPECT_EQ(client->list().value().size(), 64u);
+}
+
+TEST_F(DaemonLifeTest, WithoutDescriptorsTheOldestEntryGoesAndPeopleAreTold) {
+  const std::string reason = "the daemon's limit of 64 open files leaves room for 20 entries";
+  config_.log_level = "warning";
+  ASSERT_NO_FATAL_FAILURE(start_limited(64, 64));
+  auto client = connected(false);
+  for (std::uint8_t i = 1; i <= 20; ++i) ASSERT_NE(put(*client, key(i)), 0u);
+  EXPECT_EQ(read_file(config_.log_path()).find(reason), std::string::npos);
+  for (std::uint8_t i = 21; i <= 30; ++i) ASSERT_NE(put(*client, key(i)), 0u);
+  EXPECT_EQ(client->list().value().size(), 20u);
+  EXPECT_EQ(look(*client, key(10), /*lease=*/false).kind, Kind::kAbsent);
+  EXPECT_EQ(look(*client, key(11), /*lease=*/false).kind, Kind::kHit);
+  std::string log = read_file(config_.log_path());
+  ASSERT_NE(log.find(reason), std::string::npos) << log;
+  EXPECT_EQ(log.find(reason), log.rfind(reason)) << "said once";
+
+  std::vector<EntryInfo> entries = client->list().value();
+  for (const EntryInfo& entry : entries) ASSERT_OK(client->pin(entry.id, true));
+  auto refused = publish(*client, look(*client, key(40)).lease);
+  EXPECT_EQ(refused.status().code(), Code::kExhausted);
+  EXPECT_NE(refused.status().message().find(reason), std::string::npos) << refused.status().to_string();
+  EXPECT_EQ(client->list().value().size(), 20u);
+}
+
+TEST_F(DaemonLifeTest, WithNoDescriptorAtAllASnapshotIsRefusedWithTheReason) {
+  ASSERT_NO_FATAL_FAILURE(start_limited(26, 26));
+  auto client = connected(false);
+  std::vector<UniqueFd> idle;  // each takes one descriptor of the daemon's
+  Status status;
+  for (std::uint8_t i = 1; i <= 6 && status.ok(); ++i) {
+    status = publish(*client, look(*client, key(i)).lease).status();
+    idle.push_back(connect_to(config_.socket_path(), deadline_in(5)).value());
+  }
+  EXPECT_EQ(status.code(), Code::kExhausted) << status.to_string();
+  EXPECT_NE(status.message().find("no descriptor is free: the daemon's limit of 26 open files"), std::string::npos)
+      << status.to_string();
 }
 
 TEST_F(DaemonLifeTest, NotebookSignalsDoNotReachIt) {

@@ -71,9 +71,10 @@ def test_life_of_a_daemon(runtime: Path) -> None:
     status = as_json("status")
     assert status["daemon_pid"] == started["daemon_pid"] and status["entries"] == 0
     assert str(started["daemon_pid"]) in overmind("status")
-    assert as_json("stop") == {"stopped": True, "entries": 0}
+    assert status["zygotes"] == [] and "no zygotes" in overmind("status")
+    assert as_json("stop") == {"stopped": True, "daemon_pid": status["daemon_pid"], "entries": 0, "zygotes": []}
     wait_for(lambda: not processes_of(runtime), 10, "the daemon ends")
-    assert as_json("stop") == {"stopped": False, "entries": 0}
+    assert as_json("stop") == {"stopped": False, "daemon_pid": None, "entries": 0, "zygotes": []}
 
 
 def test_a_daemon_that_ends_when_idle(runtime: Path) -> None:
@@ -220,5 +221,5 @@ def test_limits_are_noted(runtime: Path) -> None:
         timeout=60,
     )
     found = json.loads(done.stdout)
-    assert check(found, "open files")["verdict"] == "note"
+    assert check(found, "open files")["verdict"] == "note" and "244 entries" in check(found, "open files")["advice"]
     assert check(found, "file size")["advice"]

@@ -93,8 +93,27 @@ def test_bad_settings_do_not_fail_the_first_cell(
     said = capsys.readouterr()
     assert "OVERMIND_BUDGET" in said.out
     assert "Traceback" not in said.out + said.err
-    assert not extension.enabled()
     assert overmind.enable() is False
+
+
+def test_bad_settings_are_the_reason_of_every_load(
+    ip: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OVERMIND_BUDGET", "plenty")
+    store.reset()
+    ip.run_line_magic("load_ext", "overmind")
+    before = len(overmind.history())
+    for _ in range(2):
+        assert overmind.load(Path.read_bytes, Path(__file__)) == Path(__file__).read_bytes()
+    found = overmind.history()[before:]
+    assert [record.outcome for record in found] == ["bypass"] * 2
+    assert all("OVERMIND_BUDGET" in record.reason for record in found)
+    capsys.readouterr()
+    ip.run_line_magic("overmind", "why 1")
+    ip.run_line_magic("overmind", "")
+    said = capsys.readouterr().out
+    assert "bypass" in said and "overmind is off: loads are native:" in said
+    assert said.replace("\n", " ").count("OVERMIND_BUDGET") == 2
 
 
 def test_disabled_by_the_environment(

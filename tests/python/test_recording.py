@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from overmind import dependencies, key, modules, replay
+from overmind import _core, dependencies, journal, key, modules, replay
 from overmind.loader import Loader
 from overmind.recording import Recording
+from overmind.records import LoadRecord
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast
 
@@ -433,6 +434,39 @@ def test_a_load_that_leaves_a_file_is_refused(tmp_path: Path) -> None:
     assert "wrote" in (record(lambda: (tmp_path / "out").write_text("x")).refusal or "")
     assert record(lambda: io.StringIO().write("x")).refusal is None
     assert builtins.open is open
+
+
+@pytest.mark.parametrize("name", ["history.jsonl", "launcher.log", "start.lock", "p0123456789abcdef"])
+def test_overminds_own_files_are_not_the_loads(runtime: Path, name: str) -> None:
+    """A thread that a load started ends a load of its own meanwhile, a kernel asks why, a zygote has learned."""
+    folder = Path(_core.config().instance_dir)
+    folder.mkdir(mode=0o700)
+    own = folder / name
+    own.write_text("")
+
+    def work_of_overmind() -> None:
+        journal.append(LoadRecord("other.load", "/else", "hit", "", 0.1))
+        with own.open("a") as file:
+            file.write("x")
+        own.read_text()
+        os.listdir(folder)
+
+    def load() -> None:
+        thread = threading.Thread(target=work_of_overmind)
+        thread.start()
+        thread.join()
+
+    recording = record(load)
+    assert recording.refusal is None
+    assert not [path for path in paths(recording) if path.startswith(str(folder))]
+
+
+def test_a_file_of_overminds_that_the_call_names_counts(runtime: Path) -> None:
+    folder = Path(_core.config().instance_dir)
+    folder.mkdir(mode=0o700)
+    (folder / "log").write_text("x")
+    settle(folder)
+    assert str(folder / "log") in paths(record(lambda: (folder / "log").read_text(), folder / "log"))
 
 
 def test_random_state_is_cheap_to_compare() -> None:

@@ -119,6 +119,39 @@ def test_own_interrupt_handler_of_a_cell_ends_with_it(shared: Session) -> None:
     assert shared.text("print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)") == "True\n"
 
 
+# Overmind itself.
+
+
+def test_a_notebook_that_loads_the_extension_is_told_nothing(own: Session) -> None:
+    """It is loaded before the first cell, and most notebooks begin with that cell."""
+    on = "from overmind import extension\nprint(extension.enabled())"
+    reply, outputs = own.run("%load_ext overmind")
+    assert reply["status"] == "ok" and [one["msg_type"] for one in outputs] == ["execute_input"]
+    assert own.text("%load_ext overmind") == ""
+    assert own.text(on) == "True\n"
+    assert own.text("%unload_ext overmind") == ""
+    assert own.text(on) == "False\n"
+    assert own.run("%overmind status")[0]["status"] == "error"
+    assert own.text("%load_ext overmind") == ""
+    assert own.text(on) == "True\n"
+    assert own.text("%reload_ext overmind") == ""
+    assert own.text(on) == "True\n" and "folder" in own.text("%overmind status")
+    assert "already loaded" in own.text("%load_ext autoreload\n%load_ext autoreload")
+
+
+def test_the_extension_can_be_switched_off_in_the_first_cell(own: Session) -> None:
+    assert own.text("%unload_ext overmind") == ""
+    assert own.text("from overmind import extension\nprint(extension.enabled())") == "False\n"
+
+
+def test_wrong_settings_are_said_where_they_are_asked_for(runtime: Path) -> None:
+    with session(ours(), env={**os.environ, "OVERMIND_BUDGET": "lots"}) as running:
+        assert "OVERMIND_BUDGET" in running.text("%load_ext overmind")
+        code = "import overmind, pathlib\novermind.load(pathlib.Path.read_bytes, pathlib.Path(overmind.__file__));"
+        assert "OVERMIND_BUDGET" in text_of(running.run(code)[1], "stderr")
+        assert "OVERMIND_BUDGET" in running.text("%overmind why")
+
+
 # asyncio.
 
 

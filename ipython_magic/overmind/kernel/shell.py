@@ -19,6 +19,7 @@ from IPython.core.autocall import ZMQExitAutocall
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import UsageError
+from IPython.core.extensions import ExtensionManager
 from IPython.core.history import HistoryManager
 from IPython.core.interactiveshell import InteractiveShell, InteractiveShellABC
 from IPython.core.usage import default_banner
@@ -134,6 +135,20 @@ def flush_streams() -> None:
             stream.flush()
 
 
+class KernelExtensions(ExtensionManager):  # type: ignore[misc]
+    """IPython's, for a kernel that has loaded Overmind before the first cell. That cell asks for it all the same, where
+    a notebook is run in other kernels too, and must not be told what to do instead."""
+
+    def load_extension(self, module_str: str) -> str | None:
+        found: str | None = super().load_extension(module_str)
+        if module_str != "overmind" or found != "already loaded":
+            return found
+        from overmind import extension
+
+        extension.load_ipython_extension(self.shell)  # idempotent; prints only what the user has to know
+        return None
+
+
 # The name is how libraries (rich, tqdm, plotly) tell a notebook from a terminal.
 class ZMQInteractiveShell(InteractiveShell):  # type: ignore[misc]
     """InteractiveShell whose terminal is a Jupyter frontend."""
@@ -184,6 +199,10 @@ class ZMQInteractiveShell(InteractiveShell):  # type: ignore[misc]
         options = {} if self._with_history else {"enabled": False}
         self.history_manager = HistoryManager(shell=self, parent=self, **options)
         self.configurables.append(self.history_manager)
+
+    def init_extension_manager(self) -> None:
+        self.extension_manager = KernelExtensions(shell=self, parent=self)
+        self.configurables.append(self.extension_manager)
 
     def init_environment(self) -> None:
         os.environ.update(ENVIRONMENT)

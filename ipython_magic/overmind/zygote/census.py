@@ -24,6 +24,8 @@ _TAIL = 64 << 10  # bytes of the log in which the last plain start is looked for
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _PLAIN = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ) launcher \d+ plain start of (.*?): (.*)")
 
+ASKED_TO_GO = {b"retire": "another zygote needs its place", b"stop": "`overmind stop`"}  # and what the log says then
+
 
 class Census:
     """One zygote's own entry. Every fault is swallowed: facts are for people."""
@@ -63,12 +65,14 @@ class Census:
         self._facts["last_used"] = time.time()
         self._looked = 0.0
 
-    def look(self, running: int) -> str | None:
-        """Now and then, when there is nothing to do. A reason if this zygote should go."""
+    def look(self, running: int, standby: int | None) -> str | None:
+        """Now and then, when there is nothing to do. A reason if this zygote should go. `standby`: its process id."""
         if time.monotonic() - self._looked < _EVERY:
             return None
         self._looked = time.monotonic()
-        self._facts.update(running=running, memory=memory_of(os.getpid()))
+        # The two share most of it: each alone has half on its account.
+        memory = memory_of(os.getpid()) + (0 if standby is None else memory_of(standby))
+        self._facts.update(running=running, memory=memory)
         self._write()
         if running == 0 and _core.available_memory() < LEAST_FREE * _total():
             return "memory is short"
@@ -128,7 +132,7 @@ def read(folder: str) -> list[dict[str, Any]]:
         with contextlib.suppress(OSError, ValueError, KeyError):
             facts = json.loads(path.read_text())
             command = Path(f"/proc/{facts['pid']}/cmdline").read_bytes()  # empty of a zombie
-            if os.fsencode(facts["socket"]) in command and _lives(f"{facts['socket']}.lock"):
+            if os.fsencode(facts["socket"]) in command and lives(f"{facts['socket']}.lock"):
                 rows.append(facts)
     return rows
 
@@ -147,7 +151,7 @@ def last_plain_start() -> dict[str, Any] | None:
     return None
 
 
-def _lives(lock: str) -> bool:
+def lives(lock: str) -> bool:
     """A zygote holds its lock as long as it lives."""
     with open(lock, "rb") as file:
         try:
@@ -159,8 +163,18 @@ def _lives(lock: str) -> bool:
 
 def ask_to_retire(path: str) -> None:
     """It answers by ending."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
+    with contextlib.suppress(OSError), asked(path, b"retire") as channel:
+        channel.recv(64)
+
+
+def asked(path: str, word: bytes) -> socket.socket:
+    """The connection on which a zygote was asked to go: it listens to nobody who has hung up. OSError: it is busy."""
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
         channel.settimeout(1.0)
         channel.connect(path)
-        channel.sendall(b"retire")
-        channel.recv(64)
+        channel.sendall(word)
+    except BaseException:
+        channel.close()
+        raise
+    return channel

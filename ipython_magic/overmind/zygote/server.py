@@ -23,7 +23,7 @@ from typing import NoReturn
 
 from overmind import store
 from overmind.zygote import become, preload, profile, stash, wire
-from overmind.zygote.census import Census
+from overmind.zygote.census import ASKED_TO_GO, Census
 from overmind.zygote.engines import ENGINES, Engine
 
 _PEER = struct.Struct("3i")
@@ -227,7 +227,8 @@ class Zygote:
             self._learn()
         if self._standby is None and now >= self._standby_due:
             self._make_standby()
-        if (why := self._census.look(len(self._children))) is not None:
+        standby = None if self._standby is None else self._standby[0]
+        if (why := self._census.look(len(self._children), standby)) is not None:
             raise RetireError(why)
 
     def _learn(self) -> None:
@@ -267,8 +268,8 @@ class Zygote:
             _check_peer(connection)
             connection.sendall(b"ready")
             word, descriptors, _flags, _ = socket.recv_fds(connection, 16, 253, socket.MSG_CMSG_CLOEXEC)
-            if word == b"retire":
-                raise RetireError("another zygote needs its place")
+            if (why := ASKED_TO_GO.get(word)) is not None:
+                raise RetireError(why)
             if word != b"start" or len(descriptors) < 3:
                 raise wire.MalformedError("no request")
             request = wire.read(descriptors[0])
