@@ -52,12 +52,21 @@ bool is_quiet_function(py::handle function, py::handle quiet) {
   return module != nullptr && PyUnicode_CheckExact(module) && contains(quiet, module);
 }
 
+// As its own namespace says: a metaclass may have an answer of its own. False for what says nothing: a type of C.
+bool is_quiet_class(py::handle value, py::handle quiet) {
+  if (!PyType_Check(value.ptr())) return false;
+  const py::object dict = dict_of(value);
+  PyObject* const module = PyDict_GetItemString(dict.ptr(), "__module__");
+  if (module != nullptr) return PyUnicode_CheckExact(module) && contains(quiet, module);
+  return is_plain_class(value) && contains(quiet, value.attr("__module__"));
+}
+
 bool is_notable(py::handle value, py::handle own, py::handle quiet, py::handle silent) {
   const py::handle kind(reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())));
   if (is_plain_class(kind) && contains(silent, kind)) return false;
   if (PyFunction_Check(value.ptr()))
     return PyFunction_GetGlobals(value.ptr()) != own.ptr() && !is_quiet_function(value, quiet);
-  return !is_plain_class(value) || !contains(quiet, value.attr("__module__"));
+  return !is_quiet_class(value, quiet);
 }
 
 bool is_dunder(py::handle name) {

@@ -102,8 +102,8 @@ def notable(
     holder: type | ModuleType | dict[Any, Any], own: dict[str, Any], quiet: set[str], silent: set[type]
 ) -> list[tuple[Any, Any]]:
     """(name, value) of the same namespace, but for functions whose globals are `own`, classes and undecorated functions
-    of modules in `quiet` (classes of another metaclass than `type` are given), values of types in `silent`, and a
-    module's own `__names__`. A tuple in a dict stands for its first part. 30 ns a member."""
+    of modules in `quiet`, values of types in `silent`, and a module's own `__names__`. A tuple in a dict stands for its
+    first part. 30 ns a member."""
 
 def trimmed_state(state: dict[str, Any], standard: tuple[tuple[str, type | None], ...]) -> dict[str, Any] | None:
     """A copy of `state` without the containers that are empty, of the type that `standard` says, and referred to by

@@ -54,13 +54,15 @@ def test_a_library_s_own_is_not_notable() -> None:
 
 def test_what_may_run_other_code_is_notable() -> None:
     class Meta(type):
-        pass
+        def __getattribute__(cls, name: str) -> Any:
+            raise AssertionError("asked")
 
     module = module_of("def own(): pass")
     other = module_of("def inner(): pass\ndef outer(): pass", "library.other")
     module.decorated = functools.wraps(other.inner)(other.outer)
     module.partial = functools.partial(other.inner)
-    module.Strange = Meta("Strange", (), {"__module__": "library.part"})
+    module.Strange = Meta("Strange", (), {"__module__": "elsewhere"})
+    module.Usual = Meta("Usual", (), {"__module__": "library.part"})
     module.instance = object()
     quiet = {"library.part", "library.other"}
     assert set(seen(module, vars(module), quiet)) == {"decorated", "partial", "Strange", "instance"}
