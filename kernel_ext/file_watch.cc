@@ -28,6 +28,9 @@ int __open_2(const char* path, int flags);
 int __open64_2(const char* path, int flags);
 int __openat_2(int folder, const char* path, int flags);
 int __openat64_2(int folder, const char* path, int flags);
+ssize_t __readlink_chk(const char* path, char* target, std::size_t size, std::size_t room);
+ssize_t __readlinkat_chk(int folder, const char* path, char* target, std::size_t size, std::size_t room);
+char* __realpath_chk(const char* path, char* resolved, std::size_t room);
 }
 
 namespace overmind {
@@ -218,6 +221,25 @@ std::FILE* reopen_stream(const char* path, const char* mode, std::FILE* stream) 
   return original(path, mode, stream);
 }
 
+// What a link says is as much of an answer as what a file holds.
+template <auto original, typename... Room>
+ssize_t read_link(const char* path, char* target, std::size_t size, Room... room) {
+  note("link", AT_FDCWD, path, "");
+  return original(path, target, size, room...);
+}
+
+template <auto original, typename... Room>
+ssize_t read_link_in_folder(int folder, const char* path, char* target, std::size_t size, Room... room) {
+  note("link", folder, path, "");
+  return original(folder, path, target, size, room...);
+}
+
+template <auto original, typename... Room>
+char* resolve_path(const char* path, char* resolved, Room... room) {
+  note("link", AT_FDCWD, path, "");
+  return original(path, resolved, room...);
+}
+
 DIR* open_folder(const char* path) {
   note("os.scandir", AT_FDCWD, path, "");
   return ::opendir(path);
@@ -245,6 +267,12 @@ std::span<const Replacement> replacements() {
       Replacement{"freopen", address_of(&reopen_stream<&::freopen>)},
       Replacement{"freopen64", address_of(&reopen_stream<&::freopen64>)},
       Replacement{"opendir", address_of(&open_folder)},
+      Replacement{"readlink", address_of(&read_link<&::readlink>)},
+      Replacement{"__readlink_chk", address_of(&read_link<&::__readlink_chk, std::size_t>)},
+      Replacement{"readlinkat", address_of(&read_link_in_folder<&::readlinkat>)},
+      Replacement{"__readlinkat_chk", address_of(&read_link_in_folder<&::__readlinkat_chk, std::size_t>)},
+      Replacement{"realpath", address_of(&resolve_path<&::realpath>)},
+      Replacement{"__realpath_chk", address_of(&resolve_path<&::__realpath_chk, std::size_t>)},
       Replacement{"dlsym", address_of(&find_symbol), /*loaders=*/true},
   };
   return table;

@@ -95,15 +95,17 @@ def pickle_globals(pickle: bytes) -> list[tuple[str, str]]:
     or that rebuilds an object from arguments that hold the object itself."""
 
 def identities(holder: type | ModuleType | dict[Any, Any]) -> bytes:
-    """The addresses of the values in the namespace of a class or module, or in a dict, in its order: alike as long as
-    none is set, deleted or added. Owns none of them: once a value is freed its address may be another one's."""
+    """The addresses of the values in the namespace of a class or module, or in a dict, in its order, of functions their
+    code and defaults as well, of a class its bases: alike as long as none is set, deleted or added. Owns none of
+    them: once a value is freed its address may be another one's."""
 
 def notable(
     holder: type | ModuleType | dict[Any, Any], own: dict[str, Any], quiet: set[str], silent: set[type]
 ) -> list[tuple[Any, Any]]:
-    """(name, value) of the same namespace, but for functions whose globals are `own`, classes and undecorated functions
-    of modules in `quiet`, values of types in `silent`, and a module's own `__names__`. A tuple in a dict stands for its
-    first part. 30 ns a member."""
+    """(name, value) of the same namespace, but for functions whose globals are `own` (unless they were not written in
+    its `__file__`, or are a class's and have defaults), classes and undecorated functions of modules in `quiet`, class
+    methods, properties and caches made of such functions, values of types in `silent`, and a module's own `__names__`.
+    A tuple in a dict stands for its first part."""
 
 def trimmed_state(state: dict[str, Any], standard: tuple[tuple[str, type | None], ...]) -> dict[str, Any] | None:
     """A copy of `state` without the containers that are empty, of the type that `standard` says, and referred to by

@@ -6,6 +6,7 @@ A dependency is a JSON list that begins with a path, as it was opened (a link th
     [path, dev, ino, size, mtime_ns, ctime_ns]               a file; stat follows links
     [path, "dir", mtime_ns, ctime_ns, digest]                 a folder's sorted names
     [path, "missing"]                                         looked for, and not there
+    [path, "link", target]                                    a link that was read, or resolved
     [path, "code", module, dev, ino, size, mtime_ns, ctime_ns] the source of a user's module that the result uses
 
 Racily clean files: a file written in the same tick of the file system's clock as our stat keeps its times if it is
@@ -44,6 +45,8 @@ def changed(dependencies: Sequence[Sequence[Any]]) -> str | None:
             reason = _folder_changed(dependency)
         elif kind == "missing":
             reason = f"{dependency[0]} exists now" if os.path.exists(dependency[0]) else None
+        elif kind == "link":
+            reason = None if _target(dependency[0]) == dependency[2] else f"{dependency[0]} leads elsewhere now"
         else:
             reason = _code_changed(dependency)
         if reason is not None:
@@ -73,6 +76,14 @@ def _folder_changed(dependency: Sequence[Any]) -> str | None:
         return None if _digest(os.listdir(path)) == digest else f"the files in {path} changed"
     except OSError as error:
         return f"{path} can't be read any more ({error.strerror})"
+
+
+def _target(path: str) -> str | None:
+    """What a link says, and where it leads in the end; None for what is no link."""
+    try:
+        return f"{os.readlink(path)}\0{os.path.realpath(path)}"
+    except (OSError, ValueError):
+        return None
 
 
 def _code_changed(dependency: Sequence[Any]) -> str | None:
@@ -217,9 +228,12 @@ class Opened:
         """Refused if a file changed during the load, or the load wrote a file that is still there."""
         reads: dict[str, None] = {}
         wrote: set[str] = set()
+        links: set[str] = set()
         for event, path, mode in _of_others(events):
             if event == "open" and any(letter in mode for letter in "wax+"):
                 wrote.add(path)
+            elif event == "link":
+                links.update(_links_of(path))
             elif event == "open" or not self._is_import(path):
                 reads[path] = None
         for path in sorted(wrote):
@@ -233,6 +247,7 @@ class Opened:
         for path in reads:
             if path not in wrote and not _ignored(path):
                 self._path(path)
+        self._read_links(links)
         return list(self._found.values())
 
     def _is_import(self, path: str) -> bool:
@@ -255,14 +270,20 @@ class Opened:
         if folder not in self._trees and self._below(folder) and os.path.isdir(folder):
             self._tree(folder)
 
+    def _read_links(self, links: Iterable[str]) -> None:
+        for path in sorted(links):
+            if not _ignored(path):
+                _settled(path, os.lstat(path), self._start)
+                self._add([path, "link", _target(path)], f"link {path}")
+
     def _tree(self, folder: str) -> None:
         if folder not in self._trees:
             self._trees.add(folder)
             for dependency in of_tree(folder, self._start):
                 self._add(dependency)
 
-    def _add(self, dependency: list[Any]) -> None:
-        self._found.setdefault(dependency[0], dependency)
+    def _add(self, dependency: list[Any], name: str = "") -> None:
+        self._found.setdefault(name or dependency[0], dependency)
         if len(self._found) > MAX_DEPENDENCIES:
             raise Refused(f"it read more than {MAX_DEPENDENCIES} files")
 
@@ -273,6 +294,14 @@ def _of_others(events: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, st
     folder = _core.config().instance_dir
     inside = f"{folder}/"
     return (event for event in events if event[1] != folder and not event[1].startswith(inside))
+
+
+def _links_of(path: str) -> Iterator[str]:
+    """The links on the way to a path: whoever resolves it as a whole reads each of them."""
+    while len(path) > 1:
+        if os.path.islink(path):
+            yield path
+        path = os.path.dirname(path)
 
 
 _CODE = (".py", ".pyc", ".so", ".pth")

@@ -9,8 +9,8 @@ hit, with the modules that define them and the packages that these lie in:
 - What installed packages or plain values change there (liger_kernel puts layers of its own into transformers, a
   notebook sets `_no_split_modules`) is kept with the entry as digests. A process with another one makes the load anew.
 
-Not looked at: modules that only help a load and define no class of its result, functions that lie in a package's
-`__init__`, methods that only run when the model does (`forward`), and what is an object of a library's own.
+Not looked at: modules that only help a load and define no class of its result, methods that only run when the model
+does (`forward`), defaults of functions outside classes, `torch.load`, and what is an object of a library's own.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ _SCALARS: set[type] = {bool, int, float, str, bytes, type(None), complex}
 _NEUTRAL = {"overmind", *sys.stdlib_module_names}  # Overmind's own wrappers, and what the standard library gives
 _SILENT_IN_CLASSES: set[type] = {types.WrapperDescriptorType, types.MethodDescriptorType, types.BuiltinFunctionType}
 _SILENT_IN_MODULES: set[type] = _SCALARS | {types.ModuleType, types.BuiltinFunctionType, list, tuple, set, frozenset}
-_SILENT_IN_PACKAGES = _SILENT_IN_MODULES | {types.FunctionType, dict}
+_SILENT_IN_PACKAGES = _SILENT_IN_MODULES | {dict}
 _SILENT_IN_TABLES = _SCALARS | {list, dict, set, frozenset}
 _quiet: dict[str, set[str]] = {}  # by a library's name: modules whose code is no change in it
 _HELPERS = "torch.nn.init"  # draws the weights that a file lacks; its functions are replaced to save that time
 _CACHED = type(functools.lru_cache(_core.identities))
 _HOLDERS = (classmethod, staticmethod, property, types.MethodType, functools.partial, functools.partialmethod, _CACHED)
 _CODE = {types.FunctionType, *_HOLDERS}
+_OFTEN_WRAPPED = {"torch.load"}  # to give it weights_only=False; who calls it directly has its loader replaced
 _MAX_PARTS = 1000  # of a container: more is a table of data
 
 
@@ -89,9 +90,10 @@ def state(names: Iterable[Sequence[str]], loader: Callable[..., Any]) -> State:
             if _by_user(value, is_users):
                 by_user = f"{module}.{qualname}"
             continue
-        if value.__qualname__ != qualname and is_users(value.__module__):
-            by_user = f"{module}.{qualname}"
-        classes.update(dict.fromkeys(base for base in value.__mro__ if not is_users(base.__module__)))
+        own = [base for base in value.__mro__ if not is_users(base.__module__)]
+        if len(own) < len(value.__mro__):
+            by_user = f"{module}.{qualname}"  # it is the user's, or has a base that is
+        classes.update(dict.fromkeys(own))
     looks = [_look(*place, is_users) for place in _places(classes, loader, is_users)]
     by_user = by_user or next((f"{look.label}.{look.by_user}" for look in looks if look.by_user), None)
     reason = None if by_user is None else f"{by_user} was changed in this process"
@@ -158,6 +160,8 @@ def _new_look(holder: Any, label: str, home: bool, identities: bytes, is_users: 
             place.class_member(name, member)
         else:
             place.module_member(name, member, home)
+    if is_class:
+        place.lines.append(" ".join(f"{base.__module__}.{base.__qualname__}" for base in holder.__mro__))
     digest = hashlib.sha1("\n".join(sorted(place.lines)).encode("utf-8", "replace"), usedforsecurity=False)
     contents = [_contents(container) for container in place.containers]
     return _Look(holder, label, identities, place.containers, contents, place.by_user, digest.hexdigest()[:12])
@@ -174,13 +178,19 @@ class _Place:
         self.lines: list[str] = []
         self.containers: list[Any] = []
         self.by_user: str | None = None
+        self._label = label
         self._helpers = label == _HELPERS
 
     def module_member(self, name: str, member: Any, home: bool) -> None:
         kind = type(member)
-        if issubclass(kind, type):
+        if kind is types.FunctionType and member.__globals__ is self.own:
+            self._own_function(name, member)
+        elif issubclass(kind, type):
             self._class(name, member)
-        elif not home or issubclass(kind, types.ModuleType):
+        elif not home:
+            if kind in _CODE and f"{self._label}.{name}" not in _OFTEN_WRAPPED and _by_user(member, self._is_users):
+                self.by_user = self.by_user or name
+        elif issubclass(kind, types.ModuleType):
             return
         elif issubclass(kind, dict):
             self._table(name, member)
@@ -191,7 +201,9 @@ class _Place:
 
     def class_member(self, name: str, member: Any) -> None:
         kind = type(member)
-        if issubclass(kind, type):
+        if kind is types.FunctionType and member.__globals__ is self.own:
+            self._own_function(name, member)
+        elif issubclass(kind, type):
             self._class(name, member)
         elif kind in _HOLDERS or kind is types.FunctionType or kind.__module__ != "builtins":
             if name not in _HARMLESS:
@@ -203,6 +215,20 @@ class _Place:
                 self.containers.append(member)
             text = _plain(member)
             self.lines.append(f"{name}={kind.__name__ if text is None else text}")
+
+    def _own_function(self, name: str, function: types.FunctionType) -> None:
+        """Its code may have been exchanged, and its defaults set."""
+        if name in _HARMLESS:
+            return
+        code = function.__code__
+        if code.co_filename != self.own.get("__file__"):  # dataclasses write some, in no file
+            if code.co_filename.startswith("/") and not modules.installed_file(code.co_filename):
+                self.by_user = self.by_user or name
+            self.lines.append(f"{name}={_said(code)}")
+        for defaults in (function.__defaults__ or (), tuple((function.__kwdefaults__ or {}).items())):
+            plain = _SCALARS.issuperset(map(type, defaults))
+            text = repr(defaults) if plain else [_plain(value) or type(value).__name__ for value in defaults]
+            self.lines.append(f"{name}({text})")
 
     def _class(self, name: str, member: Any) -> None:
         self._known_by(name, member.__module__, member.__qualname__)
@@ -256,6 +282,13 @@ def _plain(value: Any, depth: int = 0) -> str | None:
     return f"{kind.__name__}({','.join(sorted(texts) if kind in (set, frozenset) else texts)})"
 
 
+def _said(code: types.CodeType) -> str:
+    """What code does, whatever file it is from."""
+    parts = [code.co_code.hex(), *code.co_names]
+    parts += [_said(part) if isinstance(part, types.CodeType) else str(_plain(part)) for part in code.co_consts]
+    return hashlib.sha1("\n".join(parts).encode("utf-8", "replace"), usedforsecurity=False).hexdigest()
+
+
 def _by_user(member: Any, is_users: _Test) -> bool:
     if is_users(type(member).__module__):
         return True  # an object of the user's own class, called or asked in a function's place
@@ -264,9 +297,6 @@ def _by_user(member: Any, is_users: _Test) -> bool:
 
 def _functions(member: Any) -> Iterator[types.FunctionType]:
     """The Python functions that run when `member` of a class is used: itself, what it wraps, what it delegates to."""
-    if type(member) is property:
-        for part in (member.fget, member.fset, member.fdel):
-            yield from _functions(part)
     for _ in range(20):  # wrappers around wrappers; more are a cycle
         if isinstance(member, types.FunctionType):
             yield member
@@ -278,7 +308,10 @@ def _functions(member: Any) -> Iterator[types.FunctionType]:
         elif isinstance(member, _CACHED):
             member = member.__wrapped__
         else:
-            return
+            break
+    if isinstance(member, property):
+        for part in (member.fget, member.fset, member.fdel):
+            yield from _functions(part)
 
 
 def _is_users(module: Any) -> bool:

@@ -18,6 +18,7 @@ import io
 import pickle
 import struct
 import sys
+import types
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,6 +93,7 @@ def warm() -> None:
 def _take(result: Any, substitutes: dict[int, int]) -> Snapshot:
     spans = _Spans()
     reducers: dict[type, Any] = {**copyreg.dispatch_table, OrderedDict: _reduce_ordered_dict}
+    reducers[types.MethodType] = unfit.reduce_method
     inspector_of = unfit.inspector_of(spans.add_array)
     scripts = torchscript.Scripts()
 

@@ -7,6 +7,7 @@ What pickle itself refuses (open files, locks, generators, lambdas, local classe
 from __future__ import annotations
 
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -62,6 +63,17 @@ def _refusal(reason: str) -> Inspector:
         raise Unfit(reason)
 
     return refuse
+
+
+def reduce_method(method: types.MethodType) -> Any:
+    """Pickle notes object and name, and gives back what the class has under that name: a package that gives one model
+    another `forward` would find the old one. Such a method is refused."""
+    name, owner = method.__func__.__name__, method.__self__
+    kinds = owner.__mro__ if isinstance(owner, type) else type(owner).__mro__
+    found = next((vars(kind)[name] for kind in kinds if name in vars(kind)), None)
+    if getattr(found, "__func__", found) is not method.__func__:
+        raise Unfit(f"a method {name} of a {type(owner).__qualname__} that has another one, which pickle would find")
+    return method.__reduce__()
 
 
 def _array_inspector(kind: Any, plain: Any, add_array: Inspector) -> Inspector:

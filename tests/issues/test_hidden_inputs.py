@@ -37,6 +37,44 @@ def test_a_file_counts_wherever_it_lies(oracle: Oracle, tmp_path: Path, memory: 
         assert [run.outcomes for run in runs] == [["miss"], ["hit"]] * 2, [run.reasons for run in runs]
 
 
+LINKS = {
+    "realpath": "open(os.path.join(os.path.realpath(link), 'x')).read()",
+    "resolve": "(pathlib.Path(link).resolve() / 'x').read_text()",
+    "readlink": "os.readlink(link)",
+    "libc": "resolved(ctypes.create_string_buffer(4096))",
+}
+
+
+@pytest.mark.parametrize("how", LINKS)
+def test_a_link_that_was_read(oracle: Oracle, tmp_path: Path, how: str) -> None:
+    """`latest -> v1`: whoever resolves it opens nothing of that name."""
+    (tmp_path / "reads.py").write_text(f"""
+import ctypes, os, pathlib
+link = {str(tmp_path / "latest")!r}
+def resolved(buffer):
+    ctypes.CDLL(None).realpath(link.encode(), buffer)
+    return os.path.basename(buffer.value.decode())
+def load():
+    return {LINKS[how]}
+""")
+    source = f"""
+import sys, overmind
+sys.path.insert(0, {str(tmp_path)!r})
+import reads
+value = overmind.load(reads.load)
+"""
+    runs = []
+    for version in ("v1", "v2"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "x").write_text(version)
+        (tmp_path / "latest").unlink(missing_ok=True)
+        (tmp_path / "latest").symlink_to(version)
+        oracle.nat(source)  # and the files are older than what follows
+        runs += [oracle.run(source) for _ in range(2)]
+    assert [run.value for run in runs] == ["v1", "v1", "v2", "v2"]
+    assert [run.outcomes for run in runs] == [["miss"], ["hit"]] * 2, [run.reasons for run in runs]
+
+
 @pytest.mark.parametrize(
     "how", ["from settings import SCALE", "from .settings import SCALE", "def later(): import settings"]
 )

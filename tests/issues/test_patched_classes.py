@@ -72,6 +72,16 @@ from my_layers import Quick
 from transformers.activations import ACT2FN
 ACT2FN["gelu"] = Quick
 """,
+    "another base": """
+from my_layers import Tagged
+from transformers import BertPreTrainedModel as patched
+patched.__bases__ = (Tagged, *patched.__bases__)
+""",
+    "a function of torch": """
+import torch
+plain = torch.arange
+torch.arange = lambda *args, **kwargs: plain(*args, **kwargs) + 1
+""",
     "another class in its place": """
 from transformers.models.bert import modeling_bert
 class Other(modeling_bert.BertLMPredictionHead):
@@ -100,6 +110,27 @@ import faster
 from transformers import BertForMaskedLM as patched
 patched.post_init = faster.post_init
 """,
+    "another code": """
+from transformers.models.bert import modeling_bert
+class Other(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.transform = BertPredictionHeadTransform(config)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size, bias=True)
+        self.decoder.own = "code"
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+modeling_bert.BertLMPredictionHead.__init__.__code__ = Other.__init__.__code__
+""",
+    "other defaults": """
+import torch
+torch.nn.LayerNorm.__init__.__defaults__ = (1e-5, True, False, None, None)
+""",
+    "a package's base": """
+sys.path.insert(0, root + "/dist-packages")
+import faster
+from transformers import BertPreTrainedModel as patched
+patched.__bases__ = (faster.Tagged, *patched.__bases__)
+""",
     "a plain attribute": """
 from transformers import BertForMaskedLM as patched
 patched._no_split_modules = ["Other"]
@@ -117,6 +148,10 @@ class Fast(torch.nn.Linear):
     own = "fast"
 class Quick(torch.nn.GELU):
     pass
+class Tagged:
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        self.__dict__["own"] = "tagged"
 """
 
 PACKAGE = """
@@ -125,6 +160,8 @@ from transformers import BertForMaskedLM
 from transformers.models.bert.modeling_bert import BertLMPredictionHead
 class Fast(torch.nn.Linear):
     own = "faster"
+class Tagged:
+    own = "tagged"
 class Head(BertLMPredictionHead):
     pass
 def post_init(self, plain=BertForMaskedLM.post_init):

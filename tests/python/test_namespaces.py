@@ -25,7 +25,13 @@ def seen(holder: Any, own: dict[str, Any], quiet: set[str], silent: set[type] = 
 
 
 def test_identities_change_with_the_members_only() -> None:
-    class Some:
+    class Root:
+        pass
+
+    class Base(Root):
+        pass
+
+    class Some(Root):
         kept: ClassVar[list[int]] = []
 
     module = module_of("a = []\nb = 1000")
@@ -33,14 +39,27 @@ def test_identities_change_with_the_members_only() -> None:
         before = _core.identities(holder)
         inside.append(1)
         assert _core.identities(holder) == before
-        assert len(before) == 8 * len(holder if isinstance(holder, dict) else vars(holder))
+
+    def changed(x: int = 1, *, y: int = 2) -> None:
+        pass
+
+    Some.method = changed  # type: ignore[attr-defined]
+    for change in (
+        lambda: setattr(changed, "__code__", (lambda x, y: None).__code__),
+        lambda: setattr(changed, "__defaults__", (3,)),
+        lambda: setattr(changed, "__kwdefaults__", {"y": 3}),
+        lambda: setattr(Some, "__bases__", (Base,)),
+    ):
+        before = _core.identities(Some)
+        change()
+        assert _core.identities(Some) != before
     before = _core.identities(module)
     module.b = 2000
-    changed = _core.identities(module)
+    after = _core.identities(module)
     module.c = 1
-    assert before != changed and len(_core.identities(module)) == len(changed) + 8
+    assert before != after and len(_core.identities(module)) == len(after) + 8
     del module.c
-    assert _core.identities(module) == changed
+    assert _core.identities(module) == after
 
 
 def test_a_library_s_own_is_not_notable() -> None:

@@ -14,6 +14,7 @@ from overmind import _core, skeleton
 from overmind.quirks import nn_modules
 from segments import copy_of
 from torch import nn
+from transformers import BertConfig, BertModel
 
 TABLES = [name for name, kind in nn_modules._tables() if kind is not None]
 
@@ -94,10 +95,29 @@ def test_tables_that_modules_share_stay_shared() -> None:
     assert [name for name in TABLES if apart[0].__dict__[name] is apart[1].__dict__[name]] == []
 
 
-def test_a_compiled_module_is_left_to_pickle() -> None:
-    module = nn.Linear(2, 3)
-    module._compiled_call_impl = print  # type: ignore[assignment]
-    assert copy_of(module)._compiled_call_impl is None
+class Slotted(nn.Linear):
+    __slots__ = ("extra",)
+
+
+def _compiled(module: nn.Module) -> nn.Module:
+    module.compile()
+    return module
+
+
+REFUSED = {
+    "slots": (lambda: Slotted(2, 3), "__slots__"),
+    "compiled": (lambda: _compiled(nn.Linear(2, 3)), "compiled in place"),
+    "compiled model": (lambda: _compiled(BertModel(SMALL)), "compiled in place"),
+    "compiled part": (lambda: nn.Sequential(_compiled(nn.ReLU())), "compiled in place"),
+}
+SMALL = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=16)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_torch_s_own_pickle_drops_is_refused(name: str) -> None:
+    make, reason = REFUSED[name]
+    with pytest.raises(skeleton.Unsupported, match=reason):
+        skeleton.take(make(), {}, [])
 
 
 def test_empty_tables_take_no_bytes() -> None:

@@ -244,7 +244,30 @@ class TestArrays:
         assert snapshot.nbytes > 120_000
 
 
+class Speaker:
+    def speak(self) -> str:
+        return "own"
+
+
+class Loud(Speaker):
+    def speak(self) -> str:
+        return "loud"
+
+
+def speak(_self: Any) -> str:
+    return "other"
+
+
+def _given_another_method() -> Speaker:
+    speaker = Speaker()
+    speaker.speak = types.MethodType(speak, speaker)  # type: ignore[method-assign]
+    return speaker
+
+
 REFUSED: dict[str, tuple[Any, str]] = {
+    "another method": (_given_another_method, "speak of a Speaker"),
+    "hidden method": (lambda: super(Loud, Loud()).speak, "speak of a Loud"),
+    "free method": (lambda: types.MethodType(_twice, Speaker()), "_twice of a Speaker"),
     "gradient": (lambda: _trained()[0], "has a gradient"),
     "computed": (lambda: torch.ones(2, requires_grad=True) * 2, "autograd"),
     "hook": (lambda: _hooked(), "hooks"),

@@ -2,6 +2,8 @@
 """An nn.Module holds some ten tables of hooks, nearly always empty: pickle writes each of the 14,000 that a pipeline
 has, which takes a fifth of the time that a first load has to be kept. They are left out and made anew instead.
 
+What torch's own pickle of a module drops is refused: slots, and what `module.compile()` made.
+
 Only where nobody can tell: of classes that are pickled as nn.Module itself is, in the order of its own constructor,
 and tables that nothing but the module refers to (copy.copy() makes modules share theirs).
 """
@@ -31,17 +33,26 @@ def reducer(kind: type) -> Callable[[Any], tuple[Any, ...]] | None:
         return None
     if any(getattr(kind, name) is not getattr(object, name) for name in _OBJECTS):
         return None
-    if hasattr(kind, "__getnewargs_ex__") or hasattr(kind, "__getnewargs__") or copyreg._slotnames(kind):  # type: ignore[attr-defined]
+    if copyreg._slotnames(kind):  # type: ignore[attr-defined]
+        raise ValueError(f"a {kind.__module__}.{kind.__qualname__}, whose __slots__ the pickle of nn.Module drops")
+    if hasattr(kind, "__getnewargs_ex__") or hasattr(kind, "__getnewargs__"):
         return None
     return _reduce
 
 
 def _reduce(module: Any) -> tuple[Any, ...]:
     attributes = module.__dict__
+    refuse_compiled(module)
     state = None if _NOT_PICKLED in attributes else _core.trimmed_state(attributes, _tables())
     if state is None:
         return module.__reduce_ex__(5)  # type: ignore[no-any-return]
     return new_module, (type(module),), state
+
+
+def refuse_compiled(module: Any) -> None:
+    """ValueError for one that `module.compile()` was called on."""
+    if module.__dict__.get(_NOT_PICKLED) is not None:
+        raise ValueError(f"a {type(module).__qualname__} that was compiled in place, which its pickle drops")
 
 
 def new_module(kind: Any) -> Any:

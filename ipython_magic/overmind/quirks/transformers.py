@@ -18,6 +18,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from overmind.quirks import nn_modules
+
 _RECORDABLE = ("transformers.utils.output_capturing", "transformers.utils.generic")  # 5.24; older ones
 _HASH = "_original_object_hash"
 
@@ -63,6 +65,7 @@ def _recordable() -> dict[str, Any] | None:
 
 
 def _reduce_model(model: Any) -> tuple[Any, ...]:
+    nn_modules.refuse_compiled(model)
     reduced: tuple[Any, ...] = model.__reduce_ex__(5)
     table = _recordable()
     if table is None or str(type(model)) not in table:
