@@ -12,7 +12,7 @@
 #include <system_error>
 #include <vector>
 
-#include "kernel_ext/xeus/quiet_thread.h"
+#include "kernel_ext/xeus/signals_blocked.h"
 
 namespace overmind::kernel {
 namespace {
@@ -39,7 +39,7 @@ Capture::Capture(Output& output) : output_(output), stop_(eventfd(0, EFD_CLOEXEC
   if (!stop_.valid()) fail("eventfd");
   redirect(STDOUT_FILENO);
   redirect(STDERR_FILENO);
-  const QuietThreads quiet;
+  const SignalsBlocked blocked;
   thread_ = std::thread(&Capture::run, this);
 }
 

@@ -15,7 +15,7 @@
 #include <system_error>
 #include <utility>
 
-#include "kernel_ext/xeus/quiet_thread.h"
+#include "kernel_ext/xeus/signals_blocked.h"
 
 namespace overmind::kernel {
 namespace {
@@ -55,7 +55,7 @@ Control::Control(Server& server, Publisher& publisher, Session& session, Handler
       stop_(eventfd(0, EFD_CLOEXEC)),
       parent_(watch(parent_pid)) {
   if (!stop_.valid()) throw std::system_error(errno, std::generic_category(), "eventfd");
-  const QuietThreads quiet;
+  const SignalsBlocked blocked;
   thread_ = std::thread(&Control::run, this);
 }
 

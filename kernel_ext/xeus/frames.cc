@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "kernel_ext/xeus/frames.h"
 
+#include <cerrno>
 #include <utility>
 
 namespace overmind::kernel {
@@ -17,6 +18,20 @@ void add(zmq::multipart_t& frames, std::string&& bytes) {
   auto* owned = new std::string(std::move(bytes));
   frames.add(zmq::message_t(
       owned->data(), owned->size(), [](void*, void* hint) { delete static_cast<std::string*>(hint); }, owned));
+}
+
+// Signals don't come so densely; but in a forked child ZeroMQ calls every call interrupted.
+constexpr int kTries = 1000;
+
+template <typename Call>
+auto uninterrupted(const Call& call) {
+  for (int tries = 1;; ++tries) {
+    try {
+      return call();
+    } catch (const zmq::error_t& error) {
+      if (error.num() != EINTR || tries == kTries) throw;
+    }
+  }
 }
 
 std::string text_of(const zmq::message_t& frame) { return {static_cast<const char*>(frame.data()), frame.size()}; }
@@ -56,6 +71,25 @@ std::optional<Message> from_frames(zmq::multipart_t& frames, const Signer& signe
   }
   while (!frames.empty()) message.buffers.push_back(text_of(frames.pop()));
   return message;
+}
+
+void send(zmq::multipart_t frames, zmq::socket_ref socket) {
+  while (!frames.empty()) {
+    zmq::message_t frame = frames.pop();
+    const auto flags = frames.empty() ? zmq::send_flags::none : zmq::send_flags::sndmore;
+    uninterrupted([&] { return socket.send(frame, flags); });
+  }
+}
+
+bool receive(zmq::multipart_t& frames, zmq::socket_ref socket) {
+  frames.clear();
+  while (true) {
+    zmq::message_t frame;
+    if (!uninterrupted([&] { return socket.recv(frame, zmq::recv_flags::dontwait); })) return false;
+    const bool more = frame.more();
+    frames.add(std::move(frame));
+    if (!more) return true;
+  }
 }
 
 }  // namespace overmind::kernel

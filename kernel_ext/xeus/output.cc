@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "kernel_ext/xeus/quiet_thread.h"
+#include "kernel_ext/xeus/signals_blocked.h"
 
 namespace overmind::kernel {
 namespace {
@@ -13,7 +13,7 @@ constexpr std::array<const char*, 2> kNames = {"stdout", "stderr"};
 }  // namespace
 
 Output::Output(Publisher& publisher) : publisher_(publisher) {
-  const QuietThreads quiet;
+  const SignalsBlocked blocked;
   thread_ = std::thread(&Output::run, this);
 }
 

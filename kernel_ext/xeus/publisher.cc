@@ -27,7 +27,7 @@ void Publisher::publish(std::string topic, std::string_view msg_type, const Mess
   message.buffers = std::move(buffers);
   zmq::multipart_t frames = to_frames(std::move(message), signer_);
   const std::lock_guard lock(mutex_);
-  frames.send(socket_);
+  send(std::move(frames), socket_);
 }
 
 void Publisher::status(std::string_view state, const Message* parent) {

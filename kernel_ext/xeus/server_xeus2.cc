@@ -9,8 +9,8 @@
 
 #include "kernel_ext/xeus/frames.h"
 #include "kernel_ext/xeus/ports.h"
-#include "kernel_ext/xeus/quiet_thread.h"
 #include "kernel_ext/xeus/server.h"
+#include "kernel_ext/xeus/signals_blocked.h"
 
 namespace overmind::kernel {
 namespace {
@@ -51,7 +51,7 @@ class Xeus2 final : public Server {
   zmq::context_t& context() override { return context_; }
 
   void start() override {
-    const QuietThreads quiet;
+    const SignalsBlocked blocked;
     sockets_.start_publisher_thread();
     sockets_.start_heartbeat_thread();
     started_ = true;
@@ -59,16 +59,16 @@ class Xeus2 final : public Server {
 
   int shell_fd() const override { return sockets_.m_shell.get(zmq::sockopt::fd); }
   std::optional<Message> read_shell() override { return read(sockets_.m_shell); }
-  void send_shell(const Message& reply) override { to_frames(reply, signer_).send(sockets_.m_shell); }
+  void send_shell(const Message& reply) override { send(to_frames(reply, signer_), sockets_.m_shell); }
 
   int control_fd() const override { return sockets_.m_controller.get(zmq::sockopt::fd); }
   std::optional<Message> read_control() override { return read(sockets_.m_controller); }
-  void send_control(const Message& reply) override { to_frames(reply, signer_).send(sockets_.m_controller); }
+  void send_control(const Message& reply) override { send(to_frames(reply, signer_), sockets_.m_controller); }
 
   Message ask(const Message& request, const std::function<void()>& check) override {
     const std::lock_guard lock(stdin_mutex_);  // the user's threads may ask, too
     while (read(sockets_.m_stdin).has_value()) continue;
-    to_frames(request, signer_).send(sockets_.m_stdin);
+    send(to_frames(request, signer_), sockets_.m_stdin);
     while (true) {
       if (auto reply = read(sockets_.m_stdin)) return std::move(*reply);
       wait_readable(sockets_.m_stdin);
@@ -90,16 +90,6 @@ class Xeus2 final : public Server {
       std::cerr << "overmind kernel: dropped " << why << std::endl;
     }
     return std::nullopt;
-  }
-
-  static bool receive(zmq::multipart_t& frames, zmq::socket_t& socket) {
-    while (true) {
-      try {
-        return frames.recv(socket, ZMQ_DONTWAIT);
-      } catch (const zmq::error_t& error) {
-        if (error.num() != EINTR) throw;
-      }
-    }
   }
 
   static void wait_readable(zmq::socket_t& socket) {

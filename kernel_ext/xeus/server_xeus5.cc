@@ -5,7 +5,7 @@
 // What this API can't do, and 2.4 can: requests pass through nlohmann::json, so integers over 64 bits become
 // floating-point numbers, and one with half of a UTF-16 pair in it is dropped; `ask` can't tell a late answer to an
 // older question unless the client says what it answers; an interrupt between its check and its wait is seen at the
-// next one.
+// next one; a signal that comes while the question is sent, and raises nothing, may keep it from the client.
 #include <cerrno>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -18,8 +18,8 @@
 #include <xeus/xkernel_configuration.hpp>
 
 #include "kernel_ext/xeus/ports.h"
-#include "kernel_ext/xeus/quiet_thread.h"
 #include "kernel_ext/xeus/server.h"
+#include "kernel_ext/xeus/signals_blocked.h"
 
 namespace overmind::kernel {
 namespace {
@@ -102,7 +102,7 @@ class Xeus5 final : public Server {
   zmq::context_t& context() override { return context_->get_wrapped_context<zmq::context_t>(); }
 
   void start() override {
-    const QuietThreads quiet;
+    const SignalsBlocked blocked;
     sockets_.start_publisher_thread();
     sockets_.start_heartbeat_thread();
     started_ = true;
@@ -110,13 +110,17 @@ class Xeus5 final : public Server {
 
   int shell_fd() const override { return sockets_.get_shell_fd(); }
   std::optional<Message> read_shell() override {
+    const SignalsBlocked blocked;  // EINTR would lose what was read of a message
     while (true) {
       if (auto message = sockets_.read_shell(ZMQ_DONTWAIT)) return from_xeus(std::move(*message));
       // Nothing also stands for a message that xeus dropped: others may be behind it.
       if (sockets_.poll_shell_channels(0) != xeus::channel::SHELL) return std::nullopt;
     }
   }
-  void send_shell(const Message& reply) override { sockets_.send_shell_message(to_xeus(reply)); }
+  void send_shell(const Message& reply) override {
+    const SignalsBlocked blocked;  // EINTR would leave a part of a message in the socket
+    sockets_.send_shell_message(to_xeus(reply));
+  }
 
   int control_fd() const override { return sockets_.get_control_fd(); }
   std::optional<Message> read_control() override {
