@@ -10,7 +10,7 @@ def murmur2(text: str, seed: int) -> int:
     """MurmurHash2 of the text in UTF-8, 32 bits."""
 
 class Request:
-    """A message that came in. Immutable."""
+    """A message that came in."""
 
     @property
     def header(self) -> bytes: ...
@@ -24,6 +24,10 @@ class Request:
     def buffers(self) -> list[memoryview]: ...
     @property
     def identities(self) -> list[bytes]: ...
+    @property
+    def replied(self) -> bool:
+        """Whether `Channels.reply` answered it."""
+
     @property
     def channel(self) -> str:
         """ "shell" or "control"."""
@@ -71,7 +75,7 @@ class Channels:
         metadata: bytes = ...,
         buffers: Iterable[Any] | None = None,
     ) -> None:
-        """Answers on the channel where the request came from; RuntimeError on the wrong thread."""
+        """Answers on the channel where the request came from; nothing if that was done. RuntimeError: wrong thread."""
 
     def publish(
         self,

@@ -15,10 +15,11 @@ namespace overmind::kernel {
 namespace py = pybind11;
 namespace {
 
-// A message that came in, and where.
+// A message that came in, where, and whether it was answered.
 struct Request {
   MessagePtr message;
   Channel channel;
+  bool replied = false;
 };
 
 py::bytes as_bytes(const std::string& text) { return {text.data(), text.size()}; }
@@ -91,7 +92,7 @@ void start(Channels& self, py::function on_control, int parent_pid) {
   const auto handler = [shared](MessagePtr message) {
     const py::gil_scoped_acquire gil;
     try {
-      (*shared)(Request{std::move(message), Channel::kControl});
+      (*shared)(Request{std::move(message), Channel::kControl, false});
     } catch (py::error_already_set& error) {
       error.discard_as_unraisable("a request on the control channel");
     }
@@ -102,14 +103,18 @@ void start(Channels& self, py::function on_control, int parent_pid) {
 std::optional<Request> receive(Channels& self) {
   auto message = self.server().read_shell();
   if (!message) return std::nullopt;
-  return Request{std::make_shared<const Message>(std::move(*message)), Channel::kShell};
+  return Request{std::make_shared<const Message>(std::move(*message)), Channel::kShell, false};
 }
 
-void reply(Channels& self, const Request& request, const std::string& msg_type, const py::bytes& content,
+void reply(Channels& self, Request& request, const std::string& msg_type, const py::bytes& content,
            const py::bytes& metadata, const py::object& buffers) {
   if (request.channel == Channel::kControl && !self.is_control_thread())
     throw std::runtime_error("a control request is answered on the control thread");
-  self.reply(request.channel, *request.message, msg_type, text_of(metadata), text_of(content), buffers_of(buffers));
+  std::vector<std::string> copies = buffers_of(buffers);
+  // No step of Python's between the two: nothing can be raised there that would make one answer none, or two.
+  if (request.replied) return;
+  self.reply(request.channel, *request.message, msg_type, text_of(metadata), text_of(content), std::move(copies));
+  request.replied = true;
 }
 
 void publish(Channels& self, const std::string& msg_type, const py::bytes& content, const Request* parent,
@@ -173,6 +178,7 @@ void add_request(py::module_& module) {
                                  result.append(as_bytes(identity));
                                return result;
                              })
+      .def_readonly("replied", &Request::replied)
       .def_property_readonly("channel",
                              [](const Request& self) { return self.channel == Channel::kShell ? "shell" : "control"; });
 }

@@ -61,8 +61,11 @@ class Executor:
         shell.forget_traceback()
         options = {"cell_id": metadata.get("cellId"), "cell_meta": metadata}
         options = {name: options[name] for name in self._optional}
-        failure = None
-        with interrupts.armed():
+        options.update(store_history=store_history, silent=silent)
+
+        def begin() -> tuple[Any, Any]:
+            """The result, or the coroutine that makes it."""
+            failure = None
             try:
                 transformed = shell.transform_cell(code)
             except Exception:
@@ -71,29 +74,27 @@ class Executor:
                 code, transformed_cell=transformed, preprocessing_exc_tuple=failure
             )
             if not asynchronous:
-                return shell.run_cell(code, store_history=store_history, silent=silent, **options)
-        cell = shell.run_cell_async(
-            code,
-            store_history=store_history,
-            silent=silent,
-            transformed_cell=transformed,
-            preprocessing_exc_tuple=failure,
-            **options,
-        )
-        return await self._run_async(cell, silent)
+                return shell.run_cell(code, **options), None
+            transforming = {"transformed_cell": transformed, "preprocessing_exc_tuple": failure}
+            return None, shell.run_cell_async(code, **transforming, **options)
+
+        result, cell = interrupts.armed(begin)
+        return result if cell is None else await self._run_async(cell, silent)
 
     async def _run_async(self, cell: Any, silent: bool) -> Any:
         task = asyncio.ensure_future(cell)
         result = None
         try:
-            with interrupts.cancelling(task):
+            with interrupts.cancelling(task, cell):
                 result = await task
             return result
         finally:
-            with interrupts.armed():
-                self._shell.events.trigger("post_execute")
-                if not silent:
-                    self._shell.events.trigger("post_run_cell", result)
+            interrupts.armed(lambda: self._after_cell(result, silent))
+
+    def _after_cell(self, result: Any, silent: bool) -> None:
+        self._shell.events.trigger("post_execute")
+        if not silent:
+            self._shell.events.trigger("post_run_cell", result)
 
     def _reply(self, result: Any, expressions: dict[str, str]) -> dict[str, Any]:
         shell = self._shell
@@ -105,8 +106,7 @@ class Executor:
         reply["execution_count"] = shell.execution_count - 1
         reply["user_expressions"] = {}
         if reply["status"] == "ok" and expressions:
-            with interrupts.armed():
-                reply["user_expressions"] = shell.user_expressions(expressions)
+            reply["user_expressions"] = interrupts.armed(lambda: shell.user_expressions(expressions))
         reply["payload"] = shell.payload_manager.read_payload()
         shell.payload_manager.clear_payload()
         return reply

@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
-def _nothing(_signum: int, _frame: FrameType | None) -> None:
-    pass
+def nothing(_signum: int, _frame: FrameType | None) -> None:
+    """The handler between requests."""
 
 
 def wake(loop: asyncio.AbstractEventLoop) -> None:
@@ -28,33 +31,64 @@ def wake(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def disarm() -> None:
-    """Interrupts do nothing from here on. Never raises: one that comes while this runs is dropped."""
+    """Interrupts do nothing from here on. One that comes while this runs is dropped, but at its very beginning."""
     while True:
         try:
-            signal.signal(signal.SIGINT, _nothing)
+            signal.signal(signal.SIGINT, nothing)
             return
         except KeyboardInterrupt:
             continue
 
 
-@contextmanager
-def armed() -> Iterator[None]:
-    """Within, an interrupt raises KeyboardInterrupt, as Python does by itself. Main thread only."""
+def armed(function: Callable[[], T], after: Any = nothing) -> T:
+    """Calls `function`. Within, an interrupt raises KeyboardInterrupt, as Python does by itself; afterwards it is
+    `after`'s. Main thread only.
+
+    No context manager, nor a call of `disarm`: where a function of Python's begins an interrupt can be raised, and it
+    would leave interrupts armed."""
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        yield
+        return function()
     finally:
-        disarm()
+        while True:
+            try:
+                signal.signal(signal.SIGINT, after)
+                break
+            except KeyboardInterrupt:
+                continue
+
+
+def held(function: Callable[[], T]) -> T:
+    """Calls `function`, which must be short. An interrupt that comes meanwhile comes after it: for what takes a lock
+    or holds something that exists nowhere else. (`with condition:` is a function of Python's; an interrupt at the end
+    of its __enter__ leaves the lock taken for good.)"""
+    before = signal.getsignal(signal.SIGINT)
+    if before is None or before is nothing or threading.current_thread() is not threading.main_thread():
+        return function()
+    came = False
+
+    def remember(_signum: int, _frame: FrameType | None) -> None:
+        nonlocal came
+        came = True
+
+    try:
+        signal.signal(signal.SIGINT, remember)
+        return function()
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager
-def cancelling(task: asyncio.Task[Any]) -> Iterator[None]:
-    """Within, an interrupt cancels `task`; but while the task itself runs, it raises KeyboardInterrupt there, because
-    a cell that computes never comes back to the loop to be cancelled."""
+def cancelling(task: asyncio.Task[Any], cell: Coroutine[Any, Any, Any]) -> Iterator[None]:
+    """Within, an interrupt cancels `task`, which runs `cell`; but while the cell's own code runs it raises
+    KeyboardInterrupt there, because a cell that computes never comes back to the loop to be cancelled. Nowhere else:
+    asyncio, too, works in the task's name, and would lose its next step."""
     loop = task.get_loop()
 
     def on_interrupt(signum: int, frame: FrameType | None) -> None:
-        if asyncio.current_task(loop) is task:
+        if cell.cr_running:  # type: ignore[attr-defined]
             signal.default_int_handler(signum, frame)
         loop.call_soon_threadsafe(task.cancel)
 

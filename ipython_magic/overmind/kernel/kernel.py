@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import getpass
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -134,6 +135,9 @@ class Kernel:
     def _receive(self) -> None:
         """Takes everything from the socket. A comm message that comes while a cell awaits is handled at once: the cell
         may be waiting for it."""
+        interrupts.held(self._take_all)  # the user's code may run the loop, as with nest_asyncio
+
+    def _take_all(self) -> None:
         while (raw := self.channels.receive()) is not None:
             try:
                 request = Incoming(raw)
@@ -153,18 +157,18 @@ class Kernel:
             self._arrived.clear()
             self._receive()
             if self._queue:
-                await self._handle(self._queue.popleft())
+                self._current = self._queue.popleft()
+                await self._handle(self._current)
             else:
                 await self._arrived.wait()
         self.loop.stop()
 
     async def _handle(self, request: Incoming) -> None:
-        self._current = request
-        self.parents.set(request)
-        self.channels.set_parent(request.raw)
-        self.channels.status("busy", request.raw)
         failure: BaseException | None = None
         try:
+            self.parents.set(request)
+            self.channels.set_parent(request.raw)
+            self.channels.status("busy", request.raw)
             await self._answer(request)
         except BaseException as error:
             failure = error
@@ -173,7 +177,7 @@ class Kernel:
         self._finish(request, failure)
 
     def _finish(self, request: Incoming, failure: BaseException | None = None) -> None:
-        if request.msg_type.endswith("_request") and not request.replied:
+        if request.msg_type.endswith("_request") and not request.raw.replied:
             problem = failure or RuntimeError(f"{request.msg_type} could not be answered")
             content = error_content(problem, traceback.format_exception(problem))
             if request.msg_type == "execute_request":
@@ -188,7 +192,8 @@ class Kernel:
         before = self.parents.get()
         self.parents.set(request)
         try:
-            await self._answer(request)
+            # Interrupts are the awaiting cell's again when this is done.
+            self._handle_comm(request, signal.getsignal(signal.SIGINT) or interrupts.nothing)
         finally:
             if before is not None:
                 self.parents.set(before)
@@ -197,12 +202,13 @@ class Kernel:
         if request.msg_type == "execute_request":
             await self._execute(request)
         elif request.msg_type in _COMM_TYPES:
-            with interrupts.armed():
-                getattr(self.comm_manager, request.msg_type)(None, None, request.message)
+            self._handle_comm(request)
         else:
-            with interrupts.armed():
-                content = self._content_for(request)
-            self._respond(request, content)
+            self._respond(request, interrupts.armed(lambda: self._content_for(request)))
+
+    def _handle_comm(self, request: Incoming, handler_after: Any = interrupts.nothing) -> None:
+        handle = getattr(self.comm_manager, request.msg_type)
+        interrupts.armed(lambda: handle(None, None, request.message), handler_after)
 
     def _respond(self, request: Incoming, content: dict[str, Any] | None) -> None:
         if content is None:
@@ -228,13 +234,10 @@ class Kernel:
 
     def reply(self, request: Incoming, content: dict[str, Any], metadata: bytes = b"{}") -> None:
         """Answers `request`, if it was not answered yet; on the thread of its channel."""
-        if request.replied:
-            return
         try:
             packed = pack(content)
         except (TypeError, ValueError) as error:
             packed = pack(error_content(error, []))
-        request.replied = True
         reply_type = request.msg_type.removesuffix("_request") + "_reply"
         self.channels.reply(request.raw, reply_type, packed, metadata)
 

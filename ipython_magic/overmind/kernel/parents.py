@@ -23,7 +23,6 @@ class Incoming:
             raise ValueError("a message without a type")
         self.header: dict[str, Any] = header
         self.msg_type: str = header["msg_type"]
-        self.replied = False
         self.aborted = False  # a cell before it failed
 
     @cached_property

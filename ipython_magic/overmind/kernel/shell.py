@@ -14,20 +14,19 @@ from collections.abc import Callable
 from subprocess import CalledProcessError
 from typing import Any
 
-from IPython.core import page
+from IPython.core import history, page
 from IPython.core.autocall import ZMQExitAutocall
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import UsageError
 from IPython.core.extensions import ExtensionManager
-from IPython.core.history import HistoryManager
 from IPython.core.interactiveshell import InteractiveShell, InteractiveShellABC
 from IPython.core.usage import default_banner
 from IPython.utils.process import system
 from traitlets import Any as AnyTrait
 from traitlets import CBool, Instance, Type, default, observe
 
-from overmind.kernel import ENVIRONMENT
+from overmind.kernel import ENVIRONMENT, interrupts
 from overmind.kernel.cell_files import CellCompiler
 
 Hook = Callable[[dict[str, Any]], "dict[str, Any] | None"]
@@ -126,6 +125,17 @@ class KernelDisplayHook(DisplayHook):  # type: ignore[misc]
     def is_formatting(self) -> bool:
         """Whether a result is being made into its representations: an error shown now is the cell's."""
         return self._content is not None
+
+
+# The name is how users configure it.
+class HistoryManager(history.HistoryManager):  # type: ignore[misc]
+    """Takes locks that an interrupt must not leave taken: no cell after it would ever end."""
+
+    def store_inputs(self, *args: Any, **kwargs: Any) -> None:
+        interrupts.held(lambda: super(HistoryManager, self).store_inputs(*args, **kwargs))
+
+    def store_output(self, *args: Any, **kwargs: Any) -> None:
+        interrupts.held(lambda: super(HistoryManager, self).store_output(*args, **kwargs))
 
 
 def flush_streams() -> None:
