@@ -253,3 +253,25 @@ def test_interrupt_while_a_cell_runs_the_loop() -> None:
         running.client.input("")
         assert running.reply(first)["content"]["ename"] == "KeyboardInterrupt"
         assert running.reply(second)["content"]["status"] == "ok"
+
+
+@pytest.mark.parametrize("channel", ["shell", "control"])
+def test_a_request_in_which_the_users_code_exits(channel: str) -> None:
+    with session(ours()) as running:
+        running.run("class Exits:\n    def __repr__(self):\n        raise SystemExit\nx = Exits()")
+        message = running.client.session.msg("inspect_request", {"code": "x", "cursor_pos": 1, "detail_level": 0})
+        getattr(running.client, f"{channel}_channel").send(message)
+        content = running.reply(message["header"]["msg_id"], channel)["content"]
+        assert (content["status"], content["ename"]) == ("error", "SystemExit")
+        assert running.text("print('alive')") == "alive\n"
+
+
+def test_closed_stderr() -> None:
+    """What has no cell to appear under is said on the process's own stderr, if there is one."""
+    with session(ours()) as running:
+        running.run("import asyncio, sys\nsys.__stderr__.close()")
+        running.run("def fail():\n    raise KeyboardInterrupt\nasyncio.get_running_loop().call_soon(fail)")
+        message = running.client.session.msg("strange_request", {})
+        running.client.shell_channel.send(message)
+        assert running.reply(message["header"]["msg_id"])["content"]["ename"] == "ValueError"
+        assert running.text("print('alive')") == "alive\n"

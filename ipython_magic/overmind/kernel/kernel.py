@@ -8,6 +8,7 @@ runs on the control thread, and `publish`, which any thread may call.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import getpass
 import os
 import signal
@@ -281,7 +282,7 @@ class Kernel:
         self.channels.status("busy", raw)
         try:
             self._respond(request, self._content_for(request))
-        except Exception as error:
+        except BaseException as error:
             _complain(error)
             self.reply(request, error_content(error, traceback.format_exception(error)))
         self.channels.status("idle", raw)
@@ -319,9 +320,11 @@ def _username() -> str:
 
 
 def _drop(error: ValueError) -> None:
-    print(f"overmind kernel: dropped {error}", file=sys.__stderr__)
+    with contextlib.suppress(Exception):  # the user may have closed it
+        print(f"overmind kernel: dropped {error}", file=sys.__stderr__)
 
 
 def _complain(error: BaseException) -> None:
-    """A fault that has no cell to appear under."""
-    traceback.print_exception(error, file=sys.__stderr__)
+    """A fault that has no cell to appear under. Never raises."""
+    with contextlib.suppress(Exception):
+        traceback.print_exception(error, file=sys.__stderr__)
