@@ -158,7 +158,7 @@ def test_status_tells_of_zygotes(runtime: Path, tmp_path: Path) -> None:
     assert "\n1 zygote with imports ready: " in display.status_text(commands.status())
 
 
-@pytest.mark.parametrize("text", ["", "no number", "1", str(os.getpid())])
+@pytest.mark.parametrize("text", ["", "no number", "1", pytest.param(str(os.getpid()), id="this process")])
 def test_a_lock_that_does_not_tell_whose_it_is(runtime: Path, tmp_path: Path, text: str) -> None:
     """Nobody else is ended for it."""
     from overmind import _core
