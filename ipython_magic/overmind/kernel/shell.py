@@ -150,7 +150,11 @@ class KernelExtensions(ExtensionManager):  # type: ignore[misc]
     a notebook is run in other kernels too, and must not be told what to do instead."""
 
     def load_extension(self, module_str: str) -> str | None:
-        found: str | None = super().load_extension(module_str)
+        try:
+            found: str | None = super().load_extension(module_str)
+        except BaseException as error:  # its traceback shows what failed, not this function: as in any kernel
+            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+            raise
         if module_str != "overmind" or found != "already loaded":
             return found
         from overmind import extension
