@@ -55,21 +55,46 @@ bool contains(py::handle set, py::handle value) {
 // An exact class or set of them has no code of its own that a question could run.
 bool is_plain_class(py::handle value) { return Py_TYPE(value.ptr()) == &PyType_Type; }
 
-// Not decorated, and of a module in `quiet`.
-bool is_quiet_function(py::handle function, py::handle quiet) {
-  PyObject* const attributes = reinterpret_cast<PyFunctionObject*>(function.ptr())->func_dict;
-  if (attributes != nullptr && PyDict_Size(attributes) > 0) return false;
-  PyObject* const module = PyDict_GetItemString(PyFunction_GetGlobals(function.ptr()), "__name__");
-  return module != nullptr && PyUnicode_CheckExact(module) && contains(quiet, module);
+// Whose code is no change: modules whose top-level package is in `tops`; `quiet` keeps those that were met.
+struct Accepted {
+  py::set quiet;
+  py::frozenset tops;
+
+  bool has(py::handle module) const {
+    if (module.ptr() == nullptr || !PyUnicode_CheckExact(module.ptr())) return false;
+    if (contains(quiet, module)) return true;
+    const Py_ssize_t length = PyUnicode_GET_LENGTH(module.ptr());
+    const Py_ssize_t dot = PyUnicode_FindChar(module.ptr(), '.', 0, length, 1);
+    if (dot == -2) throw py::error_already_set();
+    const auto top = py::reinterpret_steal<py::object>(PyUnicode_Substring(module.ptr(), 0, dot < 0 ? length : dot));
+    if (!top) throw py::error_already_set();
+    if (!contains(tops, top)) return false;
+    if (PySet_Add(quiet.ptr(), module.ptr()) != 0) throw py::error_already_set();
+    return true;
+  }
+};
+
+constexpr int kMostWrappers = 20;  // around one function; more are a cycle
+
+// It and what it wraps are of accepted modules; of `own` globals is as good.
+bool is_quiet_function(py::handle function, py::handle own, const Accepted& accepted) {
+  for (int i = 0; i < kMostWrappers; ++i) {
+    if (!PyFunction_Check(function.ptr())) return false;
+    PyObject* const globals = PyFunction_GetGlobals(function.ptr());
+    if (globals != own.ptr() && !accepted.has(PyDict_GetItemString(globals, "__name__"))) return false;
+    PyObject* const attributes = reinterpret_cast<PyFunctionObject*>(function.ptr())->func_dict;
+    function = py::handle(attributes == nullptr ? nullptr : PyDict_GetItemString(attributes, "__wrapped__"));
+    if (!function) return true;
+  }
+  return false;
 }
 
 // As its own namespace says: a metaclass may have an answer of its own. False for what says nothing: a type of C.
-bool is_quiet_class(py::handle value, py::handle quiet) {
-  if (!PyType_Check(value.ptr())) return false;
+bool is_quiet_class(py::handle value, const Accepted& accepted) {
   const py::object dict = dict_of(value);
   PyObject* const module = PyDict_GetItemString(dict.ptr(), "__module__");
-  if (module != nullptr) return PyUnicode_CheckExact(module) && contains(quiet, module);
-  return is_plain_class(value) && contains(quiet, value.attr("__module__"));
+  if (module != nullptr) return accepted.has(module);
+  return is_plain_class(value) && accepted.has(value.attr("__module__"));
 }
 
 // What a class method, a property or a cache is made of, of these exact types; empty for all else.
@@ -82,34 +107,53 @@ std::vector<py::object> parts_of(py::handle value) {
   return {};
 }
 
-bool is_undecorated(py::handle function, py::handle own, py::handle quiet) {
-  if (!PyFunction_Check(function.ptr())) return false;
-  PyObject* const attributes = reinterpret_cast<PyFunctionObject*>(function.ptr())->func_dict;
-  if (attributes != nullptr && PyDict_Size(attributes) > 0) return false;
-  return PyFunction_GetGlobals(function.ptr()) == own.ptr() || is_quiet_function(function, quiet);
-}
-
-bool is_made_of_quiet_functions(py::handle value, py::handle own, py::handle quiet) {
+bool is_made_of_quiet_functions(py::handle value, py::handle own, const Accepted& accepted) {
   const std::vector<py::object> parts = parts_of(value);
   return !parts.empty() && std::all_of(parts.begin(), parts.end(), [&](const py::object& part) {
-    return part.is_none() || is_undecorated(part, own, quiet);
+    return part.is_none() || is_quiet_function(part, own, accepted);
   });
 }
 
-// Its code was written elsewhere, or it has default values, which are nobody's to see in its code.
-bool is_changeable(py::handle function, py::handle file, bool has_defaults) {
-  if (has_defaults &&
-      (PyFunction_GetDefaults(function.ptr()) != nullptr || PyFunction_GetKwDefaults(function.ptr()) != nullptr))
-    return true;
+// Its code was not written in `file`.
+bool is_written_elsewhere(py::handle function, py::handle file) {
   PyObject* const written = reinterpret_cast<PyCodeObject*>(PyFunction_GetCode(function.ptr()))->co_filename;
   return file && written != file.ptr() && PyUnicode_Check(file.ptr()) && PyUnicode_Compare(written, file.ptr()) != 0;
 }
 
-bool is_notable(py::handle value, py::handle own, py::handle quiet, py::handle silent) {
+// A number, a string, None: as text it is all there is to it, and its text needs no code of anybody's.
+bool is_scalar(py::handle value) {
+  PyTypeObject* const kind = Py_TYPE(value.ptr());
+  return value.is_none() || kind == &PyBool_Type || kind == &PyLong_Type || kind == &PyFloat_Type ||
+         kind == &PyUnicode_Type || kind == &PyBytes_Type || kind == &PyComplex_Type;
+}
+
+void say(const py::list& lines, py::handle name, const char* sign, py::handle value) {
+  if (PyList_Append(lines.ptr(), (py::str(name) + py::str(sign) + py::repr(value)).ptr()) != 0)
+    throw py::error_already_set();
+}
+
+// Adds a line for its default values; false if one of them is no scalar.
+bool says_defaults(py::handle function, py::handle name, const py::list& lines) {
+  const py::handle positional(PyFunction_GetDefaults(function.ptr()));
+  const py::handle by_name(PyFunction_GetKwDefaults(function.ptr()));
+  for (Py_ssize_t i = 0; positional && i < PyTuple_GET_SIZE(positional.ptr()); ++i)
+    if (!is_scalar(PyTuple_GET_ITEM(positional.ptr(), i))) return false;
+  Py_ssize_t position = 0;
+  PyObject* value = nullptr;
+  while (by_name && PyDict_Next(by_name.ptr(), &position, nullptr, &value) != 0)
+    if (!is_scalar(value)) return false;
+  for (const py::handle defaults : {positional, by_name})
+    if (defaults) say(lines, name, "()=", defaults);
+  return true;
+}
+
+bool is_notable(py::handle value, py::handle own, const Accepted& accepted, py::handle silent, py::handle only) {
   const py::handle kind(reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())));
   if (is_plain_class(kind) && contains(silent, kind)) return false;
-  if (PyFunction_Check(value.ptr())) return !is_quiet_function(value, quiet);
-  return !is_quiet_class(value, quiet) && !is_made_of_quiet_functions(value, own, quiet);
+  if (PyFunction_Check(value.ptr())) return !is_quiet_function(value, py::handle(), accepted);
+  if (PyType_Check(value.ptr())) return !is_quiet_class(value, accepted);
+  if (!only.is_none() && !(is_plain_class(kind) && contains(only, kind))) return false;
+  return !is_made_of_quiet_functions(value, own, accepted);
 }
 
 bool is_dunder(py::handle name) {
@@ -117,8 +161,11 @@ bool is_dunder(py::handle name) {
          PyUnicode_READ_CHAR(name.ptr(), 0) == '_' && PyUnicode_READ_CHAR(name.ptr(), 1) == '_';
 }
 
-py::list notable(py::handle holder, const py::dict& own, const py::set& quiet, const py::set& silent) {
+py::list notable(py::handle holder, const py::dict& own, const py::set& quiet, const py::frozenset& tops,
+                 const py::set& silent, const py::object& only, const py::set& unsaid, const py::list& lines) {
+  const Accepted accepted{quiet, tops};
   const py::object dict = dict_of(holder);
+  const bool is_class = PyType_Check(holder.ptr());
   const bool is_module = PyModule_Check(holder.ptr());
   const bool is_table = dict.is(holder);
   py::list found;
@@ -128,10 +175,16 @@ py::list notable(py::handle holder, const py::dict& own, const py::set& quiet, c
   const py::handle file = PyDict_GetItemString(own.ptr(), "__file__");
   while (PyDict_Next(dict.ptr(), &position, &name, &member) != 0) {
     if (is_module && is_dunder(name)) continue;
+    if (is_class && PyUnicode_CheckExact(name) && contains(unsaid, name)) continue;
+    if (is_class && is_scalar(member)) {
+      if (!is_dunder(name)) say(lines, name, "=", member);
+      continue;
+    }
     const bool packed = is_table && PyTuple_CheckExact(member) && PyTuple_GET_SIZE(member) > 0;
     const py::handle value(packed ? PyTuple_GET_ITEM(member, 0) : member);
     const bool is_own = PyFunction_Check(value.ptr()) && PyFunction_GetGlobals(value.ptr()) == own.ptr();
-    if (is_own ? is_changeable(value, file, PyType_Check(holder.ptr())) : is_notable(value, own, quiet, silent))
+    if (is_own ? is_written_elsewhere(value, file) || (is_class && !says_defaults(value, name, lines))
+               : is_notable(value, own, accepted, silent, only))
       found.append(py::make_tuple(py::handle(name), value));
   }
   return found;
@@ -141,7 +194,8 @@ py::list notable(py::handle holder, const py::dict& own, const py::set& quiet, c
 
 void add_namespaces(py::module_& module) {
   module.def("identities", &identities, py::arg("holder"));
-  module.def("notable", &notable, py::arg("holder"), py::arg("own"), py::arg("quiet"), py::arg("silent"));
+  module.def("notable", &notable, py::arg("holder"), py::arg("own"), py::arg("quiet"), py::arg("tops"),
+             py::arg("silent"), py::arg("only"), py::arg("unsaid"), py::arg("lines"));
 }
 
 }  // namespace overmind

@@ -100,12 +100,22 @@ def identities(holder: type | ModuleType | dict[Any, Any]) -> bytes:
     them: once a value is freed its address may be another one's."""
 
 def notable(
-    holder: type | ModuleType | dict[Any, Any], own: dict[str, Any], quiet: set[str], silent: set[type]
+    holder: type | ModuleType | dict[Any, Any],
+    own: dict[str, Any],
+    quiet: set[str],
+    tops: frozenset[str],
+    silent: set[type],
+    only: set[type] | None,
+    unsaid: set[str],
+    lines: list[str],
 ) -> list[tuple[Any, Any]]:
     """(name, value) of the same namespace, but for functions whose globals are `own` (unless they were not written in
-    its `__file__`, or are a class's and have defaults), classes and undecorated functions of modules in `quiet`, class
-    methods, properties and caches made of such functions, values of types in `silent`, and a module's own `__names__`.
-    A tuple in a dict stands for its first part."""
+    its `__file__`, or are a class's and have defaults), classes and functions (with all that these wrap) of modules in
+    `quiet` or of packages in `tops`, class methods, properties and caches made of such functions, values of types in
+    `silent`, members of a class that `unsaid` names, and a module's own `__names__`. `only`: nor values of other types
+    than these, classes and functions. A tuple in a dict stands for its first part. Adds to `quiet` the modules that it
+    finds in `tops`, and to `lines` what numbers, strings and None stand in a class, or are the defaults of its
+    functions, in place of returning those."""
 
 def trimmed_state(state: dict[str, Any], standard: tuple[tuple[str, type | None], ...]) -> dict[str, Any] | None:
     """A copy of `state` without the containers that are empty, of the type that `standard` says, and referred to by

@@ -28,16 +28,24 @@ from typing import Any
 from overmind import _core, modules
 
 _Test = Callable[[Any], bool]
-_HARMLESS = {"forward"}  # a loader of a library never runs a model
-# What transformers 5.24 sets on classes as it loads, or a hit does (quirks/tokenizers.py): a second load finds it set.
-_SET_BY_LOADS = {"smart_apply", "_can_set_experts_implementation_cached_value", "_tokenizer"}
+_UNSAID = {
+    "forward",  # a loader of a library never runs a model
+    # What transformers 5.24 sets on classes as it loads, or a hit does (quirks/tokenizers.py): a second load finds it.
+    "smart_apply",
+    "_can_set_experts_implementation_cached_value",
+    "_tokenizer",
+}
 _SCALARS: set[type] = {bool, int, float, str, bytes, type(None), complex}
 _NEUTRAL = {"overmind", *sys.stdlib_module_names}  # Overmind's own wrappers, and what the standard library gives
-_SILENT_IN_CLASSES: set[type] = {types.WrapperDescriptorType, types.MethodDescriptorType, types.BuiltinFunctionType}
+_SILENT_IN_CLASSES: set[type] = {
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.BuiltinFunctionType,
+}
 _SILENT_IN_MODULES: set[type] = _SCALARS | {types.ModuleType, types.BuiltinFunctionType, list, tuple, set, frozenset}
-_SILENT_IN_PACKAGES = _SILENT_IN_MODULES | {dict}
 _SILENT_IN_TABLES = _SCALARS | {list, dict, set, frozenset}
-_quiet: dict[str, set[str]] = {}  # by a library's name: modules whose code is no change in it
 _HELPERS = "torch.nn.init"  # draws the weights that a file lacks; its functions are replaced to save that time
 _CACHED = type(functools.lru_cache(_core.identities))
 _HOLDERS = (classmethod, staticmethod, property, types.MethodType, functools.partial, functools.partialmethod, _CACHED)
@@ -152,10 +160,8 @@ def _look(holder: Any, label: str, home: bool, is_users: _Test) -> _Look:
 def _new_look(holder: Any, label: str, home: bool, identities: bytes, is_users: _Test) -> _Look:
     is_class = isinstance(holder, type)
     place = _Place(sys.modules.get(holder.__module__) if is_class else holder, label, is_users)
-    silent = _SILENT_IN_CLASSES if is_class else _SILENT_IN_MODULES if home else _SILENT_IN_PACKAGES
-    for name, member in _core.notable(holder, place.own, place.quiet, silent):
-        if name in _SET_BY_LOADS:
-            continue
+    silent = _SILENT_IN_CLASSES if is_class else _SILENT_IN_MODULES
+    for name, member in place.notable(holder, silent, None if home else _CODE):
         if is_class:
             place.class_member(name, member)
         else:
@@ -173,13 +179,16 @@ class _Place:
     def __init__(self, module: types.ModuleType | None, label: str, is_users: _Test) -> None:
         self.own = {} if module is None else vars(module)
         self._is_users = is_users
-        self._top = label.partition(".")[0]
-        self.quiet = _quiet.setdefault(self._top, set())
+        self._accepted = _accepted(label.partition(".")[0])
         self.lines: list[str] = []
         self.containers: list[Any] = []
         self.by_user: str | None = None
         self._label = label
         self._helpers = label == _HELPERS
+
+    def notable(self, holder: Any, silent: set[type], only: set[type] | None = None) -> list[tuple[Any, Any]]:
+        """Names and members; see _core.notable."""
+        return _core.notable(holder, self.own, *self._accepted, silent, only, _UNSAID, self.lines)
 
     def module_member(self, name: str, member: Any, home: bool) -> None:
         kind = type(member)
@@ -206,8 +215,7 @@ class _Place:
         elif issubclass(kind, type):
             self._class(name, member)
         elif kind in _HOLDERS or kind is types.FunctionType or kind.__module__ != "builtins":
-            if name not in _HARMLESS:
-                self._code(name, member)
+            self._code(name, member)
             if issubclass(kind, enum.Enum) or (kind.__module__, kind.__name__) == ("torch", "dtype"):
                 self.lines.append(f"{name}={member}")
         elif not name.startswith("__"):
@@ -218,17 +226,16 @@ class _Place:
 
     def _own_function(self, name: str, function: types.FunctionType) -> None:
         """Its code may have been exchanged, and its defaults set."""
-        if name in _HARMLESS:
-            return
         code = function.__code__
         if code.co_filename != self.own.get("__file__"):  # dataclasses write some, in no file
             if code.co_filename.startswith("/") and not modules.installed_file(code.co_filename):
                 self.by_user = self.by_user or name
             self.lines.append(f"{name}={_said(code)}")
-        for defaults in (function.__defaults__ or (), tuple((function.__kwdefaults__ or {}).items())):
-            plain = _SCALARS.issuperset(map(type, defaults))
-            text = repr(defaults) if plain else [_plain(value) or type(value).__name__ for value in defaults]
-            self.lines.append(f"{name}({text})")
+        for defaults in (function.__defaults__, function.__kwdefaults__ and tuple(function.__kwdefaults__.items())):
+            if defaults:
+                plain = _SCALARS.issuperset(map(type, defaults))
+                text = repr(defaults) if plain else [_plain(value) or type(value).__name__ for value in defaults]
+                self.lines.append(f"{name}({text})")
 
     def _class(self, name: str, member: Any) -> None:
         self._known_by(name, member.__module__, member.__qualname__)
@@ -244,22 +251,26 @@ class _Place:
         if len(table) > _MAX_PARTS or table is self.own:
             return
         self.containers.append(table)
-        for key, part in _core.notable(table, self.own, self.quiet, _SILENT_IN_TABLES):
+        for key, part in self.notable(table, _SILENT_IN_TABLES):
             if issubclass(type(part), type):
                 self._class(f"{name}[{key!r}]", part)
             elif type(part) is types.FunctionType:
                 self._code(f"{name}[{key!r}]", part)
 
     def _known_by(self, name: str, where: Any, qualname: str) -> None:
-        if where in self.quiet:
+        quiet, tops = self._accepted
+        if where in quiet or (isinstance(where, str) and where.partition(".")[0] in tops):
             return
-        top = where.partition(".")[0] if isinstance(where, str) else ""
-        if top == self._top or top in _NEUTRAL:
-            self.quiet.add(where)
-        elif self._is_users(where):
+        if self._is_users(where):
             self.by_user = self.by_user or name
         elif not self._helpers:
             self.lines.append(f"{name}={where}:{qualname}")
+
+
+@functools.cache
+def _accepted(top: str) -> tuple[set[str], frozenset[str]]:
+    """Whose code is no change in a library: modules that were met, and top-level packages."""
+    return set(), frozenset({top, *_NEUTRAL})
 
 
 def _contents(container: Any) -> bytes:

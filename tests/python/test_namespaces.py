@@ -12,6 +12,15 @@ import pytest
 from overmind import _core
 
 SILENT = {int, str, type(None), types.ModuleType}
+NOTHING: dict[str, Any] = {
+    "own": {},
+    "quiet": set(),
+    "tops": frozenset(),
+    "silent": SILENT,
+    "only": None,
+    "unsaid": set(),
+    "lines": [],
+}
 
 
 def module_of(source: str, name: str = "library.part") -> types.ModuleType:
@@ -20,8 +29,8 @@ def module_of(source: str, name: str = "library.part") -> types.ModuleType:
     return module
 
 
-def seen(holder: Any, own: dict[str, Any], quiet: set[str], silent: set[type] = SILENT) -> dict[Any, Any]:
-    return dict(_core.notable(holder, own, quiet, silent))
+def seen(holder: Any, own: dict[str, Any], quiet: set[str], **others: Any) -> dict[Any, Any]:
+    return dict(_core.notable(holder, **{**NOTHING, "own": own, "quiet": quiet, **others}))
 
 
 def test_identities_change_with_the_members_only() -> None:
@@ -71,20 +80,55 @@ def test_a_library_s_own_is_not_notable() -> None:
     assert set(seen(module, {}, set())) == {"own", "Mine", "helper", "Part"}
 
 
+def test_packages_are_accepted_whole_and_their_modules_remembered() -> None:
+    other = module_of("def helper(): pass\nclass Part: pass", "library.other")
+    foreign = module_of("def strange(): pass\nclass Odd: pass", "librarian.other")
+    module = module_of("")
+    module.helper, module.Part, module.strange, module.Odd = other.helper, other.Part, foreign.strange, foreign.Odd
+    quiet: set[str] = set()
+    assert set(seen(module, vars(module), quiet, tops=frozenset({"library"}))) == {"strange", "Odd"}
+    assert quiet == {"library.other"}
+
+
 def test_what_may_run_other_code_is_notable() -> None:
     class Meta(type):
         def __getattribute__(cls, name: str) -> Any:
             raise AssertionError("asked")
 
     module = module_of("def own(): pass")
-    other = module_of("def inner(): pass\ndef outer(): pass", "library.other")
-    module.decorated = functools.wraps(other.inner)(other.outer)
+    other = module_of("def inner(): pass\ndef outer(): pass\ndef endless(): pass", "library.other")
+    foreign = module_of("def inner(): pass", "elsewhere.other")
+    other.endless.__wrapped__ = other.endless
+    module.usual = functools.wraps(other.inner)(other.outer)
+    module.decorated = functools.wraps(foreign.inner)(module_of("def outer(): pass", "library.other").outer)
+    module.endless = other.endless
+    module.cached, module.foreign = functools.cache(other.inner), functools.cache(foreign.inner)
     module.partial = functools.partial(other.inner)
     module.Strange = Meta("Strange", (), {"__module__": "elsewhere"})
     module.Usual = Meta("Usual", (), {"__module__": "library.part"})
     module.instance = object()
     quiet = {"library.part", "library.other"}
-    assert set(seen(module, vars(module), quiet)) == {"decorated", "partial", "Strange", "instance"}
+    found = set(seen(module, vars(module), quiet))
+    assert found == {"decorated", "endless", "foreign", "partial", "Strange", "instance"}
+    assert set(seen(module, vars(module), quiet, only={functools.partial})) == found - {"instance", "foreign"}
+
+
+def test_numbers_and_defaults_of_a_class_are_said() -> None:
+    source = """
+class Some:
+    number, text, nothing, many, cache = 1, "a", None, [1], 7
+    def plain(self): pass
+    def usual(self, a=1, *, b="x"): pass
+    def odd(self, a=()): pass
+    def forward(self, a=1): pass
+"""
+    module = module_of(source)
+    lines: list[str] = []
+    found = seen(module.Some, vars(module), set(), lines=lines, unsaid={"forward", "cache"})
+    assert {name for name in found if not name.startswith("__")} == {"many", "odd"}
+    assert sorted(lines) == ["nothing=None", "number=1", "text='a'", "usual()=(1,)", "usual()={'b': 'x'}"]
+    module.usual, module.number = module.Some.usual, 2
+    assert seen(module, vars(module), {"library.part"}, lines=lines) == {} and len(lines) == 5
 
 
 def test_a_module_s_dunders_are_its_own_and_a_class_s_are_not() -> None:
@@ -109,4 +153,4 @@ def test_other_holders_are_refused(holder: Any) -> None:
     with pytest.raises(TypeError):
         _core.identities(holder)
     with pytest.raises(TypeError):
-        _core.notable(holder, {}, set(), set())
+        _core.notable(holder, **NOTHING)
