@@ -20,6 +20,8 @@ from overmind.patching import ImportHooks, PatchSet
 _lock = threading.RLock()
 _patches: PatchSet | None = None
 _hooks: ImportHooks | None = None
+# When these are imported, a load may follow.
+_WARMS = ("torch", "transformers", "transformers.modeling_utils", "diffusers", "diffusers.models.modeling_utils")
 _said_disabled = False
 
 
@@ -88,7 +90,7 @@ def _install() -> None:
             return
         _patches, _hooks = PatchSet(_call), ImportHooks()
         loaders.install(_patches, _hooks)
-        for library in ("torch", "transformers", "diffusers"):
+        for library in _WARMS:
             _hooks.add(library, _warm)
 
 

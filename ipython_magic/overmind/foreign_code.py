@@ -51,6 +51,23 @@ _CACHED = type(functools.lru_cache(_core.identities))
 _HOLDERS = (classmethod, staticmethod, property, types.MethodType, functools.partial, functools.partialmethod, _CACHED)
 _CODE = {types.FunctionType, *_HOLDERS}
 _OFTEN_WRAPPED = {"torch.load"}  # to give it weights_only=False; who calls it directly has its loader replaced
+# What most models are made of: looked at while a library is imported.
+_FAMILIAR = (
+    *(("torch.nn.modules.container", name) for name in ("ModuleList", "Sequential")),
+    *(("torch.nn.modules.normalization", name) for name in ("GroupNorm", "LayerNorm")),
+    ("torch.nn.modules.linear", "Linear"),
+    ("torch.nn.modules.sparse", "Embedding"),
+    ("torch.nn.modules.conv", "Conv2d"),
+    ("torch.nn.modules.dropout", "Dropout"),
+    ("torch.nn.parameter", "Parameter"),
+    ("transformers.modeling_utils", "PreTrainedModel"),
+    ("transformers.modeling_layers", "GradientCheckpointingLayer"),
+    ("transformers.configuration_utils", "PreTrainedConfig"),
+    ("transformers.generation.utils", "GenerationMixin"),
+    ("transformers.generation.configuration_utils", "GenerationConfig"),
+    ("diffusers.models.modeling_utils", "ModelMixin"),
+    ("diffusers.pipelines.pipeline_utils", "DiffusionPipeline"),
+)
 _MAX_PARTS = 1000  # of a container: more is a table of data
 
 
@@ -80,7 +97,7 @@ def state(names: Iterable[Sequence[str]], loader: Callable[..., Any]) -> State:
     """Of the classes that a pickle names by (module, qualified name), which are imported for it, and of the module that
     `loader` comes from; `names` in the same order every time. The user's own modules are known by their files.
 
-    Models and pipeline of design.md: 5 ms the first time in a process, later 1 ms (two busy cores).
+    A Llama, 58 places: 3.2 ms the first time in a process, 1.4 after warm(), later 0.4 (two busy cores).
     """
     is_users = functools.cache(_is_users)
     by_user = None
@@ -106,6 +123,14 @@ def state(names: Iterable[Sequence[str]], loader: Callable[..., Any]) -> State:
     by_user = by_user or next((f"{look.label}.{look.by_user}" for look in looks if look.by_user), None)
     reason = None if by_user is None else f"{by_user} was changed in this process"
     return State(reason, [look.label for look in looks], [look.digest for look in looks])
+
+
+def warm() -> None:
+    """Looks ahead at what most results are made of, as far as it is imported: 3 ms of an import of transformers. Of a
+    Llama's 58 places a first hit then looks at 16 anew, which takes 1.4 ms in place of 3.2."""
+    present = [(module, name) for module, name in _FAMILIAR if module in sys.modules]
+    if present:
+        state(present, modules.named)
 
 
 def _places(classes: Iterable[type], loader: Callable[..., Any], is_users: _Test) -> Iterator[tuple[Any, str, bool]]:

@@ -78,6 +78,7 @@ def warm() -> None:
         ambient.warm()
         encoding.warm()
         skeleton.warm()
+        foreign_code.warm()
         store.warm()
         _core.start_recording()  # finds what imports libc's open(): 5 ms with torch
         _core.stop_recording()

@@ -16,8 +16,8 @@ import re
 import site
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -78,7 +78,7 @@ def save(path: str, profile: Profile) -> None:
     try:
         descriptor = os.open(mine, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump(asdict(profile), file)
+            file.write(json.dumps(vars(profile)))  # dump() and asdict() take 25 ms for 4,000 modules, this 3
         os.replace(mine, path)
     except OSError:
         with contextlib.suppress(OSError):
@@ -186,6 +186,7 @@ class Learner:
         self._start = self._environment()
         self._last: Mapping[str, str] = {}
         self._changed: list[tuple[int, dict[str, str]]] = []  # by the length of sys.modules
+        self.is_ahead: Callable[[str, Any], bool] = lambda _name, _module: False  # imported ahead: of a library
         self._random: Any = None  # its state at the last look
         self._seeded = False
         self._refused: dict[str, str] = {}
@@ -266,7 +267,7 @@ class Learner:
             numbers.append(len(found))
             if name in self._native or name == "__main__" or name.partition(".")[0] == "overmind":
                 continue
-            if _ORIGINS.is_library(module):
+            if self.is_ahead(name, module) or _ORIGINS.is_library(module):
                 found.append(name)
             elif isinstance(origin := getattr(getattr(module, "__spec__", None), "origin", None), str):
                 files[origin] = stamp_of(origin)

@@ -152,6 +152,9 @@ class Zygote:
         }
 
     def _settle_imports(self) -> None:
+        for group in self._groups:
+            group.settle()
+        preload.spare_the_exit()
         gc.collect()
         gc.freeze()  # a collection in a fork then touches none of these pages
         self._pids = become.own_pids(list(sys.modules.values()))

@@ -36,6 +36,8 @@ class Stash:
     def __init__(self, groups: Sequence[Group]) -> None:
         self._groups = list(groups)
         self._where = {name: at for at, group in enumerate(self._groups) for name in group.modules}
+        # By top-level name: the last group that has something of it.
+        self._last_with = {name: at for at, group in enumerate(self._groups) for name in group.packages}
         self._next = 0  # the first group that is still out of sight
         self._lock = threading.RLock()
         self._path = frozenset(sys.path)
@@ -81,10 +83,10 @@ class Stash:
         at = self._where.get(name)
         return None if at is None else self._groups[at].modules.get(name)
 
-    @property
-    def packages(self) -> frozenset[str]:
-        """Top-level names of all that is out of sight."""
-        return packages_of(self._groups[self._next :])
+    def has(self, name: str, module: object) -> bool:
+        """Whether it is one that was imported ahead."""
+        at = self._where.get(name)
+        return at is not None and self._groups[at].modules[name] is module
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -152,9 +154,9 @@ class Stash:
         if group.draws and self._is_seeded():
             return f"random numbers were seeded before {group.name} was imported, which draws some"
         folders = self._new_folders()
-        for name in self.packages | group.packages if folders else ():
-            for folder in folders:
-                if name in self._listing(folder):
+        for folder in folders:
+            for name in self._listing(folder):
+                if self._last_with.get(name, -1) >= self._next - 1:
                     return f"{name} of {folder} would have been imported with {group.name}"
         return None
 
