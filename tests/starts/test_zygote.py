@@ -198,6 +198,35 @@ def test_a_file_of_the_users_own_comes_first(runtime: Path, library: Path, tmp_p
     assert "lies beside" in plain_starts(runtime)[-1]
 
 
+def test_a_file_in_a_folder_that_the_program_puts_first(runtime: Path, library: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    text = f"import sys; sys.path.insert(0, {str(folder)!r})\nimport fractions, {LIBRARY}\nprint({LIBRARY}.VALUE)"
+    program = script(tmp_path, text)
+    warm(runtime, program)
+    assert forked(runtime, program).out == "1\n"
+    (folder / f"{LIBRARY}.py").write_text("VALUE = 'own'\n")
+    told = outcome(overmind_run(program))
+    assert f"{LIBRARY} of {folder} would have been imported with {LIBRARY}" in told.err, told
+    wait_for(lambda: caught_up(runtime), 60, "a zygote waits")
+    assert forked(runtime, program).out == "own\n"
+
+
+def test_torch_s_operators_are_left_alone_at_the_end(runtime: Path, tmp_path: Path) -> None:
+    """Those of the imports that were made ahead; a program's own are taken back as ever."""
+    program = script(
+        tmp_path,
+        """
+        import weakref, torch
+        mine = torch.library.Library("overmind_test", "DEF")
+        ends = [each.atexit for each in weakref.finalize._registry if each.peek()[1].__module__ == "torch.library"]
+        print(ends.count(True), len(ends) > 1)
+        """,
+    )
+    warm(runtime, program)
+    assert forked(runtime, program).out == "1 True\n"
+
+
 def test_another_environment_has_another_zygote(runtime: Path, tmp_path: Path) -> None:
     program = script(tmp_path, "import os; print(os.environ.get('SOMETHING'), os.environ.get('SHLVL'))")
     warm(runtime, program)
