@@ -3,8 +3,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cerrno>
+#include <chrono>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -53,6 +56,23 @@ const Message* parent_of(const Request* request) { return request == nullptr ? n
 
 MessagePtr shared_parent_of(const Request* request) { return request == nullptr ? nullptr : request->message; }
 
+// Clients find free ports by binding and letting go of them: one that looks for some holds ours for a moment, and so
+// does a kernel that was killed a moment ago.
+constexpr auto kPatience = std::chrono::seconds(1);
+constexpr auto kPause = std::chrono::milliseconds(10);
+
+std::unique_ptr<Channels> bound_channels(const Connection& connection, const std::string& username) {
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (true) {
+    try {
+      return std::make_unique<Channels>(connection, username);
+    } catch (const zmq::error_t& error) {
+      if (error.num() != EADDRINUSE || std::chrono::steady_clock::now() > deadline) throw;
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
 std::unique_ptr<Channels> make_channels(const py::dict& file, const std::string& username) {
   Connection connection;
   connection.transport = py::cast<std::string>(file["transport"]);
@@ -65,7 +85,7 @@ std::unique_ptr<Channels> make_channels(const py::dict& file, const std::string&
   connection.iopub_port = py::cast<int>(file["iopub_port"]);
   connection.hb_port = py::cast<int>(file["hb_port"]);
   try {
-    return std::make_unique<Channels>(connection, username);
+    return bound_channels(connection, username);
   } catch (const zmq::error_t& error) {
     throw py::value_error("the kernel's sockets could not be bound at " + connection.transport + "://" + connection.ip +
                           ": " + error.what());

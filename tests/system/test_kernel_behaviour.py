@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -538,6 +539,32 @@ def test_a_connection_file_that_will_not_do(tmp_path: Path, content: str, word: 
     assert done.returncode == 1
     assert word in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_port_that_is_free_a_moment_later(tmp_path: Path) -> None:
+    """Whoever looks for free ports holds each for a moment."""
+    from jupyter_client import BlockingKernelClient, write_connection_file
+
+    file, content = write_connection_file(str(tmp_path / "c.json"))
+    command = [part.replace("{connection_file}", file) for part in ours()]
+    with socket.create_server(("127.0.0.1", content["hb_port"])) as holder:
+        process = subprocess.Popen(command, env=os.environ | {"OVERMIND_ZYGOTE": "0"})
+        others = [content[f"{name}_port"] for name in ("iopub", "shell", "control", "stdin")]
+        wait_for(lambda: any(map(_listens, others)) or process.poll() is not None, SECONDS, "another of its sockets")
+        holder.close()
+    with process:
+        client = BlockingKernelClient(connection_file=file)
+        client.load_connection_file()
+        client.start_channels()
+        client.wait_for_ready(timeout=SECONDS)
+        client.shutdown()
+        assert process.wait(SECONDS) == 0
+        client.stop_channels()
 
 
 FORKING = """
