@@ -112,9 +112,13 @@ def serve(connection_file: str | os.PathLike[str]) -> int:
 def main(argv: list[str]) -> int:
     """`python -m overmind.kernel -f FILE [options of IPython]`; the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the kernel is there; see interrupts.py
-    app = prepare(argv)
-    file = app.connection_file or f"kernel-{os.getpid()}.json"
-    return serve(file)
+    prepare(argv)
+    return serve(named_file())
+
+
+def named_file() -> str:
+    """The connection file that the options given to `prepare` name; one of this process's own if they name none."""
+    return IPKernelApp.instance().connection_file or f"kernel-{os.getpid()}.json"
 
 
 def _make_kernel(wanted: dict[str, Any], path: Path) -> Kernel:
