@@ -225,7 +225,7 @@ def _folder(path: Path) -> Check:
     if not os.access(path, os.W_OK | os.X_OK):
         return Check(name, "wrong", f"{path} can't be written", f"Allow it: chmod 700 {path}")
     if _is_full(path):
-        advice = "Make room there, or set OVERMIND_RUNTIME_DIR to another folder: until then every start is a plain one."
+        advice = "Make room there, or set OVERMIND_RUNTIME_DIR to another folder: until then all starts are plain."
         return Check(name, "wrong", f"{path} is on a disk that is full", advice)
     return Check(name, "ok", str(path))
 
