@@ -224,7 +224,17 @@ def _folder(path: Path) -> Check:
         return Check(name, "wrong", f"{path} is open to others (mode {mode:o})", f"Close it: chmod 700 {path}")
     if not os.access(path, os.W_OK | os.X_OK):
         return Check(name, "wrong", f"{path} can't be written", f"Allow it: chmod 700 {path}")
+    if _is_full(path):
+        advice = "Make room there, or set OVERMIND_RUNTIME_DIR to another folder: until then all starts are plain."
+        return Check(name, "wrong", f"{path} is on a disk that is full", advice)
     return Check(name, "ok", str(path))
+
+
+def _is_full(path: Path) -> bool:
+    """Locks, profiles and logs are small; without room for those nothing is kept."""
+    space = os.statvfs(path)
+    no_files = space.f_files > 0 and space.f_favail < 16
+    return no_files or space.f_bavail * space.f_frsize < 64 << 10
 
 
 def _folder_to_be(path: Path) -> Check:

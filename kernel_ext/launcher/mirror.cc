@@ -14,6 +14,7 @@
 #include <optional>
 
 #include "core/unix_socket.h"
+#include "kernel_ext/launcher/tree.h"
 
 namespace overmind::launcher {
 namespace {
@@ -105,29 +106,42 @@ class Mirror {
         stop();
         continue;
       }
-      // A terminal signals a whole group, and so does a notebook server that interrupts a kernel.
-      deliver(number, kernel_ || info.ssi_code == SI_KERNEL);
+      if (info.ssi_code == SI_KERNEL) {
+        deliver(number, kGroup);  // a terminal signals a whole group
+      } else if (kernel_) {
+        deliver(number, leads_group_ ? kGroup : kTree);
+      } else {
+        deliver(number, kProcess);
+      }
     }
   }
 
-  void deliver(int number, bool group) {
+  // Whom somebody means who signals the launcher.
+  enum Reach { kProcess, kGroup, kTree };
+
+  void deliver(int number, Reach reach) {
     if (gone(started_.process.get())) return;  // its id may be another process's by now
-    if (group) {
+    if (reach == kGroup) {
       ::kill(-started_.pid, number);
-    } else {
-      ::syscall(SYS_pidfd_send_signal, started_.process.get(), number, nullptr, 0);
+      return;
     }
+    if (reach == kTree)
+      for (const pid_t pid : descendants_of(started_.pid)) ::kill(pid, number);
+    ::syscall(SYS_pidfd_send_signal, started_.process.get(), number, nullptr, 0);
   }
 
   // A group without a parent in its session is not stopped by SIGTSTP, so both stop by SIGSTOP.
   void stop() {
-    deliver(SIGSTOP, true);
+    deliver(SIGSTOP, kGroup);
     ::raise(SIGSTOP);
-    deliver(SIGCONT, true);
+    deliver(SIGCONT, kGroup);
   }
 
   Started started_;
   bool kernel_;
+  // jupyter_client gives a kernel a group and signals that. VS Code gives it none: it signals every process that it
+  // finds below the launcher, in whatever group, and there the kernel is not.
+  const bool leads_group_ = ::getpgrp() == ::getpid();
   UniqueFd signals_, server_;
   bool listening_ = true;
   std::optional<int> exit_code_, status_;

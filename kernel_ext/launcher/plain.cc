@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/spawn.h"
+#include "kernel_ext/launcher/size_signal.h"
 
 namespace overmind::launcher {
 namespace {
@@ -114,6 +115,7 @@ Status run_bare(const Options& options) {
 }
 
 void log_line(const std::string& log_path, const std::string& message) {
+  const NoSizeSignal unlimited;
   const UniqueFd fd(::open(log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!fd.valid()) return;
   char when[32];

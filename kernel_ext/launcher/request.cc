@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/unix_socket.h"
+#include "kernel_ext/launcher/size_signal.h"
 
 namespace overmind::launcher {
 namespace {
@@ -75,6 +76,7 @@ std::string payload_of(const Options& options, const Place& place, const Inherit
 }
 
 Result<UniqueFd> memory_file(const std::string& bytes) {
+  const NoSizeSignal unlimited;
   UniqueFd fd(::memfd_create("overmind-request", MFD_CLOEXEC));
   if (!fd.valid()) return errno_status("memfd_create");
   for (std::size_t at = 0; at < bytes.size();) {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Restarts of one ipykernel from a zygote, many in a row: how long they take, and what they leave behind.
+"""Restarts of one kernel from a zygote, many in a row: how long they take, and what they leave behind.
 
-python tests/benchmarks/restarts.py [--rounds 200] [--cell "import torch"]
+python tests/benchmarks/restarts.py [--rounds 200] [--cell "import torch"] [--engine xeus]
 python tests/benchmarks/restarts.py --script "import torch, transformers, diffusers; print(1)"
 python tests/benchmarks/restarts.py --kill [--rounds 100] [--seed 1] [--engine xeus]
 """
@@ -27,12 +27,12 @@ from private_store import private_store
 from starts import Kernel, outcome, overmind_run, plain_starts, warm, warm_kernel, zygotes
 
 
-def restarts(runtime: Path, folder: Path, rounds: int, cell: str) -> None:
-    warm_kernel(runtime, folder, cell)
+def restarts(runtime: Path, folder: Path, rounds: int, cell: str, engine: str) -> None:
+    warm_kernel(runtime, folder, cell, engine)
     (zygote,) = zygotes(runtime)
     before, taken, descriptors, memory = len(plain_starts(runtime)), [], [], []
     process = psutil.Process(zygote["pid"])
-    with Kernel(folder) as kernel:
+    with Kernel(folder, engine) as kernel:
         for _ in range(rounds):
             began = time.perf_counter()
             kernel.restart()
@@ -92,7 +92,7 @@ def main() -> None:
         elif chosen.kill:
             kills(runtime, Path(folder), chosen.rounds or 100, chosen.seed, chosen.engine)
         else:
-            restarts(runtime, Path(folder), chosen.rounds or 200, chosen.cell)
+            restarts(runtime, Path(folder), chosen.rounds or 200, chosen.cell, chosen.engine)
 
 
 if __name__ == "__main__":

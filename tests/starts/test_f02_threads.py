@@ -46,15 +46,24 @@ def test_torch_in_a_fork(runtime: Path, tmp_path: Path) -> None:
     assert forked(runtime, str(program), env=few) == native(str(program), env=few)
 
 
-@pytest.mark.parametrize("line", ["torch.ones(600, 600) @ torch.ones(600, 600)", "torch.manual_seed(7)"])
+LINES = [
+    "torch.ones(600, 600) @ torch.ones(600, 600)",
+    "torch.manual_seed(7)",
+    "import tokenizers\ntokenizers.Tokenizer(tokenizers.models.BPE()).encode_batch(['a b'] * 5000)",
+]
+
+
+@pytest.mark.parametrize("line", LINES)
 def test_an_import_that_computes(runtime: Path, tmp_path: Path, site_packages: Path, line: str) -> None:
     """A library that computes or seeds when it is imported is left to the program: no hang, no other numbers."""
     (site_packages / "overmind_computing_library.py").write_text(f"import torch\n{line}\n")
     program = tmp_path / "program.py"
     program.write_text(
-        "import torch, overmind_computing_library\n"
+        "import tokenizers, torch, overmind_computing_library\n"
         "print(float((torch.ones(600, 600) @ torch.ones(600, 600)).sum()))\n"
         "print(torch.initial_seed() < 100 and torch.rand(2))\n"
+        "model = tokenizers.models.WordLevel({'a': 0}, unk_token='a')\n"
+        "print(len(tokenizers.Tokenizer(model).encode_batch(['a'] * 5000)))\n"
     )
     expected = native(str(program))
     assert warm(runtime, str(program)) == expected

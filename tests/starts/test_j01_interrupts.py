@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 from conftest import wait_for
-from starts import Kernel, plain_starts, warm_kernel
+from starts import ENGINES, Kernel, plain_starts, warm_kernel
 
 CELLS = {
     "subprocess": "import subprocess; subprocess.run(['sleep', '300'])",
@@ -35,10 +36,11 @@ def _soon(condition: Callable[[], bool], then: Callable[[], object]) -> threadin
     return thread
 
 
-def test_interrupt(runtime: Path, folder: Path) -> None:
-    warm_kernel(runtime, folder)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_interrupt(runtime: Path, folder: Path, engine: str) -> None:
+    warm_kernel(runtime, folder, engine=engine)
     starts = plain_starts(runtime)
-    with Kernel(folder) as kernel:
+    with Kernel(folder, engine) as kernel:
         assert plain_starts(runtime) == starts, "it was a plain start"
         pid = int(kernel.run("import os; print(os.getpid(), os.getpgrp(), os.getsid(0))").split()[0])
         assert pid != kernel.launcher
@@ -63,8 +65,9 @@ def _is_asleep(pid: int) -> Callable[[], bool]:
     return check
 
 
-def test_a_group_of_its_own(runtime: Path, folder: Path) -> None:
-    warm_kernel(runtime, folder)
-    with Kernel(folder) as kernel:
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_group_of_its_own(runtime: Path, folder: Path, engine: str) -> None:
+    warm_kernel(runtime, folder, engine=engine)
+    with Kernel(folder, engine) as kernel:
         pid, group, session = map(int, kernel.run("import os; print(os.getpid(), os.getpgrp(), os.getsid(0))").split())
         assert pid == group == session

@@ -24,7 +24,7 @@ sys.path.insert(0, sys.argv[2])
 runtime = os.environ["OVERMIND_RUNTIME_DIR"]
 from starts import Kernel
 os.environ["OVERMIND_RUNTIME_DIR"] = runtime  # conftest chose another
-kernel = Kernel(Path(sys.argv[1]))
+kernel = Kernel(Path(sys.argv[1]), sys.argv[3])
 print(kernel.run("import os; print(os.getpid())").strip(), kernel.launcher, flush=True)
 sys.stdin.read()
 """
@@ -36,11 +36,12 @@ def _gone(pid: int) -> bool:
     return True
 
 
-def test_the_server_is_killed(runtime: Path, folder: Path) -> None:
-    warm_kernel(runtime, folder)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_server_is_killed(runtime: Path, folder: Path, engine: str) -> None:
+    warm_kernel(runtime, folder, engine=engine)
     tests = str(Path(__file__).resolve().parents[1])
     server = subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(folder), tests],
+        [sys.executable, "-c", SERVER, str(folder), tests, engine],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -82,9 +83,10 @@ def test_the_launcher_is_killed(runtime: Path, folder: Path, engine: str) -> Non
         wait_for(lambda: not kernel.manager.is_alive(), 5, "the launcher's own end is seen")
 
 
-def test_the_kernel_is_killed(runtime: Path, folder: Path) -> None:
-    warm_kernel(runtime, folder)
-    with Kernel(folder) as kernel:
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_kernel_is_killed(runtime: Path, folder: Path, engine: str) -> None:
+    warm_kernel(runtime, folder, engine=engine)
+    with Kernel(folder, engine) as kernel:
         os.kill(int(kernel.run("import os; print(os.getpid())")), signal.SIGKILL)
         wait_for(lambda: not kernel.manager.is_alive(), 5, "the launcher has ended")
 

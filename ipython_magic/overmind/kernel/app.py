@@ -8,8 +8,10 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 from typing import Any
@@ -44,12 +46,39 @@ class IPKernelApp(BaseIPythonApplication, InteractiveShellApp):  # type: ignore[
     classes = [ZMQInteractiveShell, ProfileDir]  # noqa: RUF012 (a traitlets interface)
     connection_file = Unicode("", help="JSON file with the kernel's ports and key").tag(config=True)
     kernel = AnyTrait(None)
+    _elsewhere: str | None = None  # in the place of IPython's folder, if that can't be made
 
     def init_crash_handler(self) -> None:
         sys.excepthook = _print_to_real_stderr
 
+    def init_profile_dir(self) -> None:
+        """Where the disk is full, IPython's folder is what could be made of it, or another one for this kernel."""
+        try:
+            self._find_profile()
+        except OSError as error:
+            folder = self._elsewhere = tempfile.mkdtemp(prefix="ipython-")
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            print(
+                f"overmind kernel: IPython's folder can't be made ({error}); history and settings are in {folder} "
+                "and go with this kernel",
+                file=sys.stderr,
+            )
+            path = list(sys.path)
+            self.ipython_dir = folder  # its observer takes one folder for another out of sys.path
+            sys.path[:] = path
+            self._find_profile()
+
+    def _find_profile(self) -> None:
+        try:
+            super().init_profile_dir()
+        except OSError:
+            # A text that IPython puts there for people to read; it is the last thing, and not written again.
+            super().init_profile_dir()
+
     def init_shell(self) -> None:
-        self.shell = ZMQInteractiveShell.instance(parent=self, profile_dir=self.profile_dir, user_ns=self.user_ns)
+        self.shell = ZMQInteractiveShell.instance(
+            parent=self, ipython_dir=self._elsewhere, profile_dir=self.profile_dir, user_ns=self.user_ns
+        )
         self.shell.configurables.append(self)
 
     def start_user_code(self) -> None:
@@ -66,7 +95,8 @@ def configured() -> str | None:
     at everything and open files; a new profile is a folder of the user's."""
     # IPython itself would make a folder while it looks for one that it may write to.
     profile = Path(os.environ.get("IPYTHONDIR", "~/.ipython")).expanduser() / "profile_default"
-    if not os.access(profile.parent, os.W_OK) or not profile.is_dir():
+    whole = (profile / "startup").is_dir()  # the last that IPython makes there
+    if not os.access(profile.parent, os.W_OK) or not whole:
         return f"{profile} is to be made"
     for folder in (profile, *ENV_CONFIG_DIRS, *SYSTEM_CONFIG_DIRS):
         for name in ("ipython_config", "ipython_kernel_config"):
@@ -112,9 +142,13 @@ def serve(connection_file: str | os.PathLike[str]) -> int:
 def main(argv: list[str]) -> int:
     """`python -m overmind.kernel -f FILE [options of IPython]`; the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the kernel is there; see interrupts.py
-    app = prepare(argv)
-    file = app.connection_file or f"kernel-{os.getpid()}.json"
-    return serve(file)
+    prepare(argv)
+    return serve(named_file())
+
+
+def named_file() -> str:
+    """The connection file that the options given to `prepare` name; one of this process's own if they name none."""
+    return IPKernelApp.instance().connection_file or f"kernel-{os.getpid()}.json"
 
 
 def _make_kernel(wanted: dict[str, Any], path: Path) -> Kernel:

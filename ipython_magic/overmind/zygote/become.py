@@ -6,7 +6,6 @@ from __future__ import annotations
 import fcntl
 import functools
 import io
-import itertools
 import linecache
 import os
 import re
@@ -47,17 +46,9 @@ def leave(mode: str, target: str, arguments: Sequence[str]) -> NoReturn:
         module = functools.partial(runpy._run_module_as_main, target)  # type: ignore[attr-defined]
         sys.excepthook = functools.partial(_core.run_call, module, shown)
     else:
-        serve = functools.partial(ENGINES[target].serve, connection_file(arguments))
+        serve = functools.partial(ENGINES[target].serve, arguments)
         sys.excepthook = functools.partial(_core.run_call, serve, shown)
     raise Leave
-
-
-def connection_file(arguments: Sequence[str]) -> str:
-    """The FILE of `-f FILE`."""
-    for flag, value in itertools.pairwise(arguments):
-        if flag == "-f":
-            return value
-    raise SystemExit("overmind-launch: a kernel needs -f CONNECTION_FILE")
 
 
 def describe(mode: str, target: str, arguments: Sequence[str]) -> None:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""The kernels that can be started: where their two functions are.
+"""The kernels that can be started: where their functions are.
 
-`prepare()` does all that needs neither a connection nor anything of the request: it runs in a standby. `outdated()` is
-asked when a request has come: a reason if what was prepared is not what would be made now. `serve(file)` runs the
-kernel until it ends. `imports` are imported ahead for it in every zygote. `environment` is what it sets
+`prepare()` does all that needs neither a connection nor anything of the request: it runs in a standby. It is for starts
+without options; others are of a fork in which it was not called. `outdated()` is asked when a request has come: a
+reason if what was prepared is not what would be made now. `serve(arguments)` runs the kernel until it ends, as
+`python -m KERNEL arguments` does. `imports` are imported ahead for it in every zygote. `environment` is what it sets
 before the user's first cell: imports ahead must see it.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from overmind.kernel import ENVIRONMENT, MPLBACKEND
@@ -35,8 +36,13 @@ class Engine:
         reason: str | None = importlib.import_module(self.module).outdated()
         return reason
 
-    def serve(self, connection_file: str) -> None:
-        importlib.import_module(self.module).serve(connection_file)
+    def serve(self, arguments: Sequence[str]) -> None:
+        importlib.import_module(self.module).serve(arguments)
+
+
+def has_options(arguments: Sequence[str]) -> bool:
+    """Whether they say more than which connection file to use: options of IPython's, in whatever order and form."""
+    return len(arguments) != 2 or arguments[0] != "-f"
 
 
 _NOTEBOOK = {**ENVIRONMENT, "MPLBACKEND": os.environ.get("MPLBACKEND", MPLBACKEND)}

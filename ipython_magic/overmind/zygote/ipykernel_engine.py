@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 
 from overmind.zygote import profile
 
@@ -17,16 +17,15 @@ def outdated() -> None:
     """Imports that change are the zygote's to see."""
 
 
-def serve(connection_file: str) -> None:
+def serve(arguments: Sequence[str]) -> None:
     """Runs the kernel until it is shut down."""
     from ipykernel import kernelapp
 
     # A fork's parent is the zygote: ipykernel's own watch over the server would end the kernel with the zygote. The
     # launcher, whose parent the server is, watches instead.
     watched = {"parent_handle": 1} if profile.forked() else {}  # 1 is nobody to watch
-    sys.argv = [sys.argv[0], "-f", connection_file]
     app = kernelapp.IPKernelApp.instance(**watched)
-    app.initialize(sys.argv[1:])
+    app.initialize(list(arguments))
     profile.kernel_is_made()
     app.shell.events.register("post_run_cell", lambda _result: profile.look())
     app.start()

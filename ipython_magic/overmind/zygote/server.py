@@ -24,7 +24,7 @@ from typing import NoReturn
 from overmind import store
 from overmind.zygote import become, preload, profile, stash, wire
 from overmind.zygote.census import ASKED_TO_GO, Census
-from overmind.zygote.engines import ENGINES, Engine
+from overmind.zygote.engines import ENGINES, Engine, has_options
 
 _PEER = struct.Struct("3i")
 # New modules to import: 2 s, as long as a launcher waits. With more, starts that come meanwhile are plain at once.
@@ -264,7 +264,24 @@ class Zygote:
     # --- one request
 
     def _answer(self, connection: socket.socket) -> None:
-        """Hands the request to a fork, or says why not. A peer that sends something else is only told so."""
+        """Hands the request to a fork, or says why not."""
+        received = self._receive(connection)
+        if received is None:
+            return
+        request, descriptors = received
+        if request.mode == "kernel" and has_options(request.arguments):
+            self._drop_standby()  # its shell was made without them
+            self._make_standby(connection)
+        try:
+            self._hand_over(connection, descriptors)
+        except OSError as error:
+            _refuse(connection, f"{type(error).__name__}: {error}")
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _receive(self, connection: socket.socket) -> tuple[wire.Request, list[int]] | None:
+        """A request that may be served, and its descriptors. None: a peer that sends something else is only told so."""
         connection.settimeout(2.0)
         descriptors: list[int] = []
         try:
@@ -277,15 +294,15 @@ class Zygote:
                 raise wire.MalformedError("no request")
             request = wire.read(descriptors[0])
             self._check(request)
-            self._hand_over(connection, descriptors)
+            return request, descriptors
         except (wire.MalformedError, OSError) as error:
             _refuse(connection, f"{type(error).__name__}: {error}")
         except RetireError as why:
             _refuse(connection, str(why))
             raise
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return None
 
     def _check(self, request: wire.Request) -> None:
         """Raises MalformedError for a request that is not this zygote's, RetireError if it may serve none any more."""
@@ -340,17 +357,19 @@ class Zygote:
 
     # --- standby
 
-    def _make_standby(self) -> None:
-        """Forks one. REQUIRES: no `with` and no `finally` up to the main module: a fork leaves through all of it."""
+    def _make_standby(self, asking: socket.socket | None = None) -> None:
+        """Forks one; `asking`: at once, for that launcher, whose kernel makes its shell itself. REQUIRES: no `with` and
+        no `finally` up to the main module: a fork leaves through all of it."""
         if (why := preload.unfit()) is not None:
             raise RetireError(why)
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
             # Objects that would close a number which is then another file's.
-            for owned in (mine, self._listener, *(connection for _, connection in self._children.values())):
-                owned.detach()
-            _Standby(self, its).live()
+            for owned in (mine, asking, self._listener, *(each for _, each in self._children.values())):
+                if owned is not None:
+                    owned.detach()
+            _Standby(self, its, prepares=asking is None).live()
         its.close()
         self._standby = (pid, os.pidfd_open(pid), mine)
 
@@ -376,9 +395,10 @@ class Zygote:
 class _Standby:
     """The fork, from its first moment until it is a program."""
 
-    def __init__(self, zygote: Zygote, channel: socket.socket) -> None:
+    def __init__(self, zygote: Zygote, channel: socket.socket, prepares: bool) -> None:
         self._zygote = zygote
         self._channel = channel
+        self._prepares = prepares
 
     def live(self) -> NoReturn:
         """Prepares, waits for a request, becomes what it says. Whatever fails here ends this process alone: the
@@ -402,7 +422,7 @@ class _Standby:
         hidden.hide()
         preload.leave_generators()
         become.new_main()
-        if zygote._mode == "kernel":
+        if zygote._mode == "kernel" and self._prepares:
             ENGINES[zygote._target].prepare()
         waiting = socket.socket(fileno=channel)
         _word, descriptors, _, _ = socket.recv_fds(waiting, 16, 253, socket.MSG_CMSG_CLOEXEC)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 
 from overmind.zygote import profile
 
@@ -15,7 +16,7 @@ def prepare() -> None:
     from overmind.kernel import app
 
     if app.configured() is None:
-        _make_shell()
+        _make_shell([])
 
 
 def outdated() -> str | None:
@@ -25,21 +26,22 @@ def outdated() -> str | None:
     return app.configured() if _prepared else None
 
 
-def _make_shell() -> None:
+def _make_shell(options: Sequence[str]) -> None:
     global _prepared
     from overmind.kernel import app
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the kernel is there; see interrupts.py
-    app.prepare([])
+    app.prepare(list(options))
     _prepared = True
 
 
-def serve(connection_file: str) -> None:
-    """Runs the kernel until it is shut down."""
+def serve(arguments: Sequence[str]) -> None:
+    """Runs the kernel until it is shut down. REQUIRES: a shell that was made ahead is asked for without options."""
     from overmind.kernel import app
 
-    if not _prepared:
-        _make_shell()
+    made_ahead = _prepared
+    if not made_ahead:
+        _make_shell(arguments)
     profile.kernel_is_made()
     app.IPKernelApp.instance().shell.events.register("post_run_cell", lambda _result: profile.look())
-    raise SystemExit(app.serve(connection_file))
+    raise SystemExit(app.serve(arguments[1] if made_ahead else app.named_file()))
