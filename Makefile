@@ -1,5 +1,5 @@
 # Every target does its own set-up (tests/setup.sh): apt packages, .venv, torch, build. The second time that is quick.
-.PHONY: demo test test-browser bench lint clean setup
+.PHONY: demo test test-browser test-debian13 bench lint clean setup
 
 setup:
 	@tests/setup.sh
@@ -13,6 +13,9 @@ test: setup  ## everything: C++, sanitizers, fuzzers, Python
 test-browser:  ## the kernel in JupyterLab, before a real Chromium; screenshots in build/
 	@tests/setup.sh browser
 	@.venv/bin/python -m pytest tests/browser
+
+test-debian13:  ## the kernel in a Debian 13 root, with xeus 5: made by debootstrap, in build/; wants to be root
+	@tests/debian13.sh
 
 bench: setup  ## the table of figures, and build/bench.json
 	@.venv/bin/python tests/benchmarks/run.py

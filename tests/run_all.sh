@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # All tests: the C++ ones plain, under ASan+UBSan and under TSan, one minute of fuzzing, then pytest, whose closing
-# line is the last. Stops at the first level that fails.
+# line is the last. Stops at the first level that fails. Arguments are pytest's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -57,4 +57,4 @@ cpp_tests tsan "${checked[@]}" -DOVERMIND_SANITIZE=thread
 fuzz
 echo "== Python tests"
 # Many tests wait for processes; up to four files at a time, as far as there are cores.
-exec .venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile
+exec .venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile "$@"

@@ -17,6 +17,7 @@ fail() { say "$*"; exit 1; }
 
 apt_packages() {
   echo g++ cmake ninja-build pkg-config ccache git libzmq3-dev cppzmq-dev nlohmann-json3-dev libgtest-dev xeus-dev
+  [[ $(debian_release) == 12 ]] || echo xeus-zmq-dev  # xeus 2.4 has its sockets itself
   # python3-dev and -venv are for Debian's own interpreter; another one brings its own.
   echo python3-dev python3-venv
   local llvm
@@ -25,9 +26,11 @@ apt_packages() {
   [[ $wanted != browser ]] || echo chromium
 }
 
+debian_release() { . /etc/os-release && echo "${VERSION_ID:-}"; }
+
 # Debian's default clang of that release.
 llvm_version() {
-  case "$(. /etc/os-release && echo "${VERSION_ID:-}")" in
+  case "$(debian_release)" in
     12) echo 14 ;;
     *) echo 19 ;;
   esac

@@ -13,7 +13,7 @@ Channels::Channels(const Connection& connection, const std::string& username)
       signer_(connection.scheme, connection.key),
       session_(username),
       server_(make_server(connection, signer_)),
-      publisher_(std::make_unique<Publisher>(server_->context(), signer_, session_)),
+      publisher_(std::make_unique<Publisher>(*server_, signer_, session_)),
       output_(std::make_unique<Output>(*publisher_)) {}
 
 Channels::~Channels() {

@@ -8,12 +8,12 @@
 
 namespace overmind::kernel {
 
-Publisher::Publisher(zmq::context_t& context, const Signer& signer, Session& session)
-    : signer_(signer), session_(session), socket_(context, zmq::socket_type::pub) {
+Publisher::Publisher(Server& server, const Signer& signer, Session& session)
+    : signer_(signer), session_(session), socket_(server.context(), zmq::socket_type::pub) {
   // No limit: a PUB socket drops what goes over it, and xeus's thread may be slower than a loop of displays.
   socket_.set(zmq::sockopt::sndhwm, 0);
   socket_.set(zmq::sockopt::linger, xeus::get_socket_linger());
-  socket_.connect(xeus::get_publisher_end_point());
+  socket_.connect(server.iopub_end_point());
 }
 
 void Publisher::publish(std::string topic, std::string_view msg_type, const Message* parent, std::string metadata,

@@ -8,14 +8,15 @@
 #include <vector>
 #include <zmq.hpp>
 
+#include "kernel_ext/xeus/server.h"
 #include "kernel_ext/xeus/wire.h"
 
 namespace overmind::kernel {
 
 class Publisher {
  public:
-  // `signer` and `session` must outlive it, and it must be gone before `context` is.
-  Publisher(zmq::context_t& context, const Signer& signer, Session& session);
+  // All three must outlive it.
+  Publisher(Server& server, const Signer& signer, Session& session);
 
   // Thread-safe; never waits for a client. `parent` is the request that this answers; null: none. The other texts
   // are JSON.

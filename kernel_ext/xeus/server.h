@@ -31,7 +31,10 @@ class Server {
   virtual Connection connection() const = 0;
   virtual zmq::context_t& context() = 0;
 
-  // Starts xeus's heartbeat and iopub threads, deaf to signals. Once.
+  // Where in this process Publisher sends to.
+  virtual std::string iopub_end_point() const = 0;
+
+  // Starts the heartbeat and iopub threads, deaf to signals. Once.
   virtual void start() = 0;
 
   // Readable when there may be something to read. Edge-triggered, and any send can swallow an edge: after a send, and
@@ -49,7 +52,7 @@ class Server {
   // signal, and a few times a second; what it throws ends the wait.
   virtual Message ask(const Message& request, const std::function<void()>& check) = 0;
 
-  // Ends heartbeat and iopub. Call when nothing is published any more; what xeus has not forwarded by then is lost.
+  // Ends heartbeat and iopub. Call when nothing is published any more; what xeus 2.4 has not forwarded by then is lost.
   virtual void stop() = 0;
 };
 

@@ -11,6 +11,7 @@
 #include "kernel_ext/xeus/ports.h"
 #include "kernel_ext/xeus/server.h"
 #include "kernel_ext/xeus/signals_blocked.h"
+#include "kernel_ext/xeus/xeus_includes.h"
 
 namespace overmind::kernel {
 namespace {
@@ -49,6 +50,8 @@ class Xeus2 final : public Server {
 
   Connection connection() const override { return connection_; }
   zmq::context_t& context() override { return context_; }
+
+  std::string iopub_end_point() const override { return xeus::get_publisher_end_point(); }
 
   void start() override {
     const SignalsBlocked blocked;

@@ -19,6 +19,7 @@ import psutil
 import pytest
 import zmq
 from conftest import wait_for
+from jupyter_client.blocking.client import BlockingKernelClient
 from kernel_sessions import SECONDS, Session, ours, session, text_of
 from overmind import _kernel
 
@@ -42,6 +43,22 @@ XEUS_5 = pytest.mark.skipif(
 
 def printed(word: str) -> Any:
     return lambda message: message["msg_type"] == "stream" and word in message["content"]["text"]
+
+
+# Clients.
+
+
+def test_a_new_client_disturbs_no_other(shared: Session) -> None:
+    """xeus 5 tells all of them, in a message whose parent is null."""
+    other = BlockingKernelClient(connection_file=shared.manager.connection_file)
+    other.load_connection_file()  # with a session of its own
+    other.start_channels()
+    try:
+        other.wait_for_ready(timeout=SECONDS)
+        assert shared.text("print('undisturbed')") == "undisturbed\n"
+        assert all(isinstance(stray["parent_header"], dict) for stray in shared.strays)
+    finally:
+        other.stop_channels()
 
 
 # Interrupts.
