@@ -261,6 +261,7 @@ Result<std::uint64_t> parse_budget(const std::string& text, std::uint64_t availa
   }
   const double bytes = number * unit_bytes(unit);
   if (unit_bytes(unit) == 0 || bytes >= 0x1p63) return wrong;
+  if (unit_bytes(unit) == 1 && bytes != std::floor(bytes)) return wrong;  // 0.5: a share was meant, or a unit forgotten
   return static_cast<std::uint64_t>(bytes);
 }
 

@@ -127,6 +127,7 @@ def _warm(_library: ModuleType) -> None:
         module.warm()
 
 
+@passed_over
 def _call(
     loader: Loader, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], owner: type | None
 ) -> Any:

@@ -140,6 +140,8 @@ def _guarded(step: Callable[..., Any], *args: Any) -> Any:
         signals.pass_on(refusal)
         return _Bypass(str(refusal))
     except _core.OvermindError as error:
+        if isinstance(error, _core.TimeoutError):
+            store.give_up(error)  # not seconds again for each of the next loads
         return _Bypass(f"the store could not be used: {error}")
     except Exception as error:
         signals.pass_on(error)

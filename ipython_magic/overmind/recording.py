@@ -144,7 +144,7 @@ class Recording:
     def _collect(self, events: list[tuple[str, str, str]]) -> list[list[Any]]:
         request = self._request
         started = next((path for event, path, _mode in events if event == "process"), None)
-        if started is not None and request.generic:
+        if started is not None and (request.generic or request.code):  # a library's own asks the machine, no more
             raise dependencies.Refused(f"it started another process ({started}), and what that one reads is not seen")
         events = [event for event in events if event[0] != "process"]
         folders = list(request.folders)

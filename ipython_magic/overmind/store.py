@@ -43,11 +43,22 @@ def client() -> _core.Client:
             candidate = _candidate()
             candidate.connect(start=True)
         except _core.OvermindError as error:
-            _failure, _failed_at = error, time.monotonic()
-            log.warn_once(f"the store can't be used, loads are native: {error}. `overmind doctor` says what to do.")
+            _give_up(error)
             raise
         _client, _failure = candidate, None
         return candidate
+
+
+def give_up(error: _core.OvermindError) -> None:
+    """The daemon does not answer: loads are native for half a minute, then it is tried again. Thread-safe."""
+    with _lock:
+        _give_up(error)
+
+
+def _give_up(error: _core.OvermindError) -> None:
+    global _client, _failure, _failed_at
+    _client, _failure, _failed_at = None, error, time.monotonic()
+    log.warn_once(f"the store can't be used, loads are native: {error}. `overmind doctor` says what to do.")
 
 
 def _candidate() -> _core.Client:

@@ -61,13 +61,17 @@ class Wait:
         if now - self._begun < _SHOW_AFTER:
             return
         if self._progress is None:
-            from rich import progress
+            from rich import console, progress
 
+            place = console.Console()
+            shown = place.is_terminal or place.is_jupyter  # elsewhere it would add a line to the program's own output
             self._progress = progress.Progress(
                 progress.TextColumn("{task.description}"),
                 progress.BarColumn(),
                 progress.DownloadColumn(binary_units=True),
+                console=place,
                 transient=True,
+                disable=not shown,
             )
             self._task = self._progress.add_task("", total=None)
             self._progress.start()

@@ -273,6 +273,17 @@ def test_a_warning_that_names_the_caller(oracle: Oracle, before: str) -> None:
             assert said(run) == [f"<run>:{run.value}: DeprecationWarning: old format"], run.outcomes
 
 
+def test_a_warning_of_a_loader_that_is_patched_names_the_caller(oracle: Oracle, folder: Path) -> None:
+    import torch
+
+    path = folder / "script.pt"
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), str(path))
+    body = f"import torch\nvalue = type(torch.load({str(path)!r}, weights_only=False)).__name__"
+    for run in (oracle.nat(body), oracle.run(body), oracle.run(body)):
+        places = [line for line in run.stderr.splitlines() if "TorchScript archive" in line]
+        assert [place.partition(" ")[0] for place in places] == ["<run>:2:"], run.stderr
+
+
 def test_warnings_on_stderr(oracle: Oracle, before: str) -> None:
     run = oracle.by(before + "load(mylib.talks, root + '/words')\nvalue = 1")
     assert run.stderr.count("UserWarning: slow: abc") == 1

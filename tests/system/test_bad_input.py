@@ -515,6 +515,30 @@ def test_a_stopped_daemon_stops_nobody(source: str, folder: Path, runtime: Path)
     assert load(source).outcomes == ["hit"], "nothing is lost"
 
 
+STOPPED = """
+import os, signal, time
+daemon = overmind.stats()["daemon_pid"]
+os.kill(daemon, signal.SIGSTOP)
+begun = time.monotonic()
+try:
+    for _ in range(4):
+        array = overmind.load(mylib.load, sys.path[0] + "/data")
+    taken = time.monotonic() - begun
+finally:
+    os.kill(daemon, signal.SIGCONT)
+assert taken < 10, taken
+value = [len(array), float(array.sum())]
+"""
+
+
+def test_a_daemon_that_stops_is_waited_for_once(source: str, folder: Path, runtime: Path) -> None:
+    """The deadline of a question is 5 s: not one for each of the loads that follow."""
+    assert load(source).outcomes == ["miss"]
+    run = load(LOAD.format(folder=str(folder), after=STOPPED))
+    assert run.value == RIGHT and run.outcomes == ["hit"] + ["bypass"] * 4
+    assert run.stderr.count("overmind:") == 1, run.stderr
+
+
 def test_users_without_rights_get_a_reason(source: str, runtime: Path) -> None:
     """A daemon of root, a client that is nobody: its own error, not the other's objects."""
     as_user(normal_user())

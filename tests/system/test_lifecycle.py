@@ -45,6 +45,41 @@ def run(source: str, **options: object) -> list[str]:
     return done.outcomes
 
 
+WAITING = """
+import sys, time, pathlib, overmind
+sys.path.insert(0, {folder!r})
+import mylib
+pathlib.Path({folder!r}, sys.argv[1]).touch()
+overmind.load(mylib.slow, {folder!r} + "/data")
+"""
+SLOW = """
+import pathlib, time
+def slow(path):
+    folder = pathlib.Path(path).parent
+    (folder / "loading").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.01)
+    return pathlib.Path(path).read_text()
+"""
+
+
+def test_who_waits_for_another_s_load_writes_nothing_to_a_pipe(folder: Path, runtime: Path) -> None:
+    """The bar is for terminals and notebooks."""
+    write_module(folder / "mylib.py", SLOW)
+    (folder / "data").write_text("2")
+    program = WAITING.format(folder=str(folder))
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen([*command, "one"], stdout=subprocess.PIPE) as one:
+        wait_for((folder / "loading").exists, 60, "the first one loads")
+        with subprocess.Popen([*command, "two"], stdout=subprocess.PIPE) as two:
+            wait_for((folder / "two").exists, 60, "the second one begins")
+            begun = (folder / "two").stat().st_mtime
+            wait_for(lambda: time.time() - begun > 1.5, 60, "a terminal would have its bar by now")
+            (folder / "go").touch()
+            assert (one.communicate(timeout=60)[0], two.communicate(timeout=60)[0]) == (b"", b"")
+    assert (one.returncode, two.returncode) == (0, 0)
+
+
 def test_a_script_whose_output_is_captured_ends_when_it_ends(source: str, runtime: Path) -> None:
     """The pipe of the script must not be held open by the daemon or a snapshot child that it started."""
     begun = time.monotonic()
