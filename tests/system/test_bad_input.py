@@ -517,7 +517,8 @@ def test_a_stopped_daemon_stops_nobody(source: str, folder: Path, runtime: Path)
 
 STOPPED = """
 import os, signal, time
-daemon = overmind.stats()["daemon_pid"]
+from overmind import store
+daemon = store.client().stats()["daemon_pid"]
 os.kill(daemon, signal.SIGSTOP)
 begun = time.monotonic()
 try:
