@@ -177,9 +177,14 @@ def _pause(seconds: float) -> None:
 def _kill(runtime: Path, whom: str) -> None:
     found = processes_of(runtime)
     pids = {process.pid for process in found}
+    servers = set()
+    for process in found:  # before the first is killed: a server's parent is another one then
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.ppid() in pids:
+                servers.add(process.pid)
     for process in found:
         with contextlib.suppress(psutil.NoSuchProcess):
-            is_server = process.ppid() in pids
+            is_server = process.pid in servers
             if whom in ("both", "all at intervals") or is_server == (whom == "server"):
                 process.kill()
 
