@@ -151,8 +151,9 @@ TEST(ParseBudget, TakesBytesSizesAndShares) {
 }
 
 TEST(ParseBudget, RefusesAllElse) {
-  for (const char* text : {"", " ", "%", "GiB", "-1", "+1", "-5%", "101%", "1e3", "0x10", "inf", "nan", "1,5GiB", "5%%",
-                           "16GiBs", "16 XB", "9999999999TiB", "1  GiB", "50 % of it", "0.5", "1.5B"}) {
+  for (const char* text : {"",           " ",   "%",   "GiB",    "-1",  "+1",     "-5%",   "101%",          "1e3",
+                           "0x10",       "inf", "nan", "1,5GiB", "5%%", "16GiBs", "16 XB", "9999999999TiB", "1  GiB",
+                           "50 % of it", "0.5", "1.5B"}) {
     EXPECT_EQ(parse_budget(text, kGiB).status().code(), Code::kInvalid) << text;
   }
 }
