@@ -210,13 +210,16 @@ def test_a_timer_of_the_users() -> None:
 
 def test_interrupt_of_a_cell_that_awaits_after_a_comm_message() -> None:
     with session(ours()) as running:
-        running.run("from comm import create_comm\nc = create_comm(target_name='t', comm_id='c')")
-        running.run("c.on_msg(lambda message: print('handled', flush=True))")
-        msg_id = running.send("import asyncio\nprint('begun', flush=True)\nawait asyncio.sleep(100)")
+        running.run("import asyncio\nfrom comm import create_comm\nc = create_comm(target_name='t', comm_id='c')")
+        running.run("handled = asyncio.Event()\nc.on_msg(lambda message: handled.set())")
+        # Said outside of the handler: an interrupt that comes within it is the handler's.
+        say = "async def say():\n    await handled.wait()\n    print('handled', flush=True)"
+        begin = "said = asyncio.ensure_future(say())\nprint('begun', flush=True)\nawait asyncio.sleep(100)"
+        msg_id = running.send(f"{say}\n{begin}")
         running.outputs(msg_id, lambda one: one["msg_type"] == "stream")
         message = running.client.session.msg("comm_msg", {"comm_id": "c", "data": 1})
         running.client.shell_channel.send(message)
-        running.outputs(message["header"]["msg_id"], lambda one: one["msg_type"] == "stream")
+        running.outputs(msg_id, lambda one: one["msg_type"] == "stream")
         running.manager.interrupt_kernel()
         assert running.reply(msg_id)["content"]["ename"] == "CancelledError"
 
