@@ -103,6 +103,13 @@ def plain_starts(runtime: Path) -> list[str]:
     return [line for log in runtime.glob("v*/launcher.log") for line in log.read_text().splitlines() if "plain" in line]
 
 
+def gone(pid: int) -> bool:
+    """Whether the process has ended, waited for or not."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    return True
+
+
 def has_torch(pid: int) -> bool:
     """Whether libtorch is loaded in that process: a zygote without it would show nothing of it."""
     return "/libtorch" in Path(f"/proc/{pid}/maps").read_text()

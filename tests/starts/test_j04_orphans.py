@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import wait_for
-from starts import ENGINES, Kernel, plain_starts, warm_kernel, zygotes
+from starts import ENGINES, Kernel, gone, plain_starts, warm_kernel, zygotes
 
 ROUNDS = 8  # `python tests/benchmarks/restarts.py --rounds 200` does more
 
@@ -30,12 +29,6 @@ sys.stdin.read()
 """
 
 
-def _gone(pid: int) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    return True
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_server_is_killed(runtime: Path, folder: Path, engine: str) -> None:
     warm_kernel(runtime, folder, engine=engine)
@@ -48,12 +41,12 @@ def test_the_server_is_killed(runtime: Path, folder: Path, engine: str) -> None:
     )
     assert server.stdout is not None and server.stdin is not None
     kernel, launcher = map(int, server.stdout.readline().split())
-    assert not _gone(kernel) and kernel != launcher, plain_starts(runtime)
+    assert not gone(kernel) and kernel != launcher, plain_starts(runtime)
     server.kill()
     server.wait()
     server.stdin.close()
     server.stdout.close()
-    wait_for(lambda: _gone(kernel) and _gone(launcher), 5, "kernel and launcher have ended")
+    wait_for(lambda: gone(kernel) and gone(launcher), 5, "kernel and launcher have ended")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -79,7 +72,7 @@ def test_the_launcher_is_killed(runtime: Path, folder: Path, engine: str) -> Non
             ).split(),
         )
         os.kill(kernel.launcher, signal.SIGKILL)
-        wait_for(lambda: _gone(pid) and _gone(child), 5, "the kernel and its child have ended")
+        wait_for(lambda: gone(pid) and gone(child), 5, "the kernel and its child have ended")
         wait_for(lambda: not kernel.manager.is_alive(), 5, "the launcher's own end is seen")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import stop_daemon, wait_for
-from starts import forked, native, outcome, overmind_run, plain_starts, warm, zygotes
+from starts import forked, gone, native, outcome, overmind_run, plain_starts, warm, zygotes
 
 SCRIPT = '''
 import os, signal, subprocess, sys, time
@@ -111,12 +111,6 @@ class Running:
         assert self.popen.stdin is not None
         self.popen.stdin.write(text + "\n")
         self.popen.stdin.flush()
-
-
-def gone(pid: int) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    return True
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGWINCH])

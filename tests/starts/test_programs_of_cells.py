@@ -15,7 +15,7 @@ import pytest
 from conftest import wait_for
 from kernel_sessions import ipykernel, session
 from overmind.kernel import kernelspec
-from starts import ENGINES, plain_starts, warm_kernel
+from starts import ENGINES, gone, plain_starts, warm_kernel
 from vscode_kernel import RawKernel
 
 # Programs with a session or a group of their own, one without, and one whose parent has ended.
@@ -37,12 +37,6 @@ KERNELS = ["native", *ENGINES]
 
 def _argv(kernel: str) -> list[str]:
     return ipykernel() if kernel == "native" else kernelspec.argv(kernel)
-
-
-def _lives(pid: int) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    return False
 
 
 @contextlib.contextmanager
@@ -70,8 +64,8 @@ def _below(pid: int) -> list[psutil.Process]:
 
 def _ended(programs: dict[str, int], names: set[str], when: str) -> None:
     """Those of these names have, and no others."""
-    wait_for(lambda: not any(_lives(programs[name]) for name in names), 10, f"{names} have ended after {when}")
-    assert {name for name, pid in programs.items() if not _lives(pid)} == names, when
+    wait_for(lambda: all(gone(programs[name]) for name in names), 10, f"{names} have ended after {when}")
+    assert {name for name, pid in programs.items() if gone(pid)} == names, when
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

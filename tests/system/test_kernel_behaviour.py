@@ -48,17 +48,31 @@ def printed(word: str) -> Any:
 # Clients.
 
 
+@contextlib.contextmanager
+def client_of(connection_file: str) -> Iterator[BlockingKernelClient]:
+    """One with a session of its own, that the kernel has answered."""
+    client = BlockingKernelClient(connection_file=connection_file)
+    client.load_connection_file()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=SECONDS)
+        yield client
+    finally:
+        client.stop_channels()
+
+
+def shut_down(connection_file: str, process: subprocess.Popen[bytes]) -> None:
+    """By a client; the kernel ends well."""
+    with client_of(connection_file) as client:
+        client.shutdown()
+        assert process.wait(SECONDS) == 0
+
+
 def test_a_new_client_disturbs_no_other(shared: Session) -> None:
     """xeus 5 tells all of them, in a message whose parent is null."""
-    other = BlockingKernelClient(connection_file=shared.manager.connection_file)
-    other.load_connection_file()  # with a session of its own
-    other.start_channels()
-    try:
-        other.wait_for_ready(timeout=SECONDS)
+    with client_of(shared.manager.connection_file):
         assert shared.text("print('undisturbed')") == "undisturbed\n"
         assert all(isinstance(stray["parent_header"], dict) for stray in shared.strays)
-    finally:
-        other.stop_channels()
 
 
 # Interrupts.
@@ -520,19 +534,11 @@ def test_over_ipc(tmp_path: Path) -> None:
 
 def test_it_writes_a_connection_file(tmp_path: Path) -> None:
     """As `jupyter console --existing` needs it, when the kernel is started by hand."""
-    from jupyter_client import BlockingKernelClient
-
     file = tmp_path / "own.json"
     command = [part.replace("{connection_file}", str(file)) for part in ours()]
     with subprocess.Popen(command, env=os.environ | {"OVERMIND_ZYGOTE": "0"}) as process:
         wait_for(file.exists, SECONDS, "the connection file")
-        client = BlockingKernelClient(connection_file=str(file))
-        client.load_connection_file()
-        client.start_channels()
-        client.wait_for_ready(timeout=SECONDS)
-        client.shutdown()
-        assert process.wait(SECONDS) == 0
-        client.stop_channels()
+        shut_down(str(file), process)
     assert not file.exists(), "who made the file removes it"
 
 
@@ -565,7 +571,7 @@ def _listens(port: int) -> bool:
 
 def test_a_port_that_is_free_a_moment_later(tmp_path: Path) -> None:
     """Whoever looks for free ports holds each for a moment."""
-    from jupyter_client import BlockingKernelClient, write_connection_file
+    from jupyter_client import write_connection_file
 
     file, content = write_connection_file(str(tmp_path / "c.json"))
     command = [part.replace("{connection_file}", file) for part in ours()]
@@ -575,13 +581,7 @@ def test_a_port_that_is_free_a_moment_later(tmp_path: Path) -> None:
         wait_for(lambda: any(map(_listens, others)) or process.poll() is not None, SECONDS, "another of its sockets")
         holder.close()
     with process:
-        client = BlockingKernelClient(connection_file=file)
-        client.load_connection_file()
-        client.start_channels()
-        client.wait_for_ready(timeout=SECONDS)
-        client.shutdown()
-        assert process.wait(SECONDS) == 0
-        client.stop_channels()
+        shut_down(file, process)
 
 
 FORKING = """
