@@ -222,7 +222,7 @@ class _Place:
         elif issubclass(kind, type):
             self._class(name, member)
         elif not home:
-            if kind in _CODE and f"{self._label}.{name}" not in _OFTEN_WRAPPED and _by_user(member, self._is_users):
+            if f"{self._label}.{name}" not in _OFTEN_WRAPPED and _by_user(member, self._is_users):
                 self.by_user = self.by_user or name
         elif issubclass(kind, types.ModuleType):
             return
@@ -258,8 +258,7 @@ class _Place:
             self.lines.append(f"{name}={_said(code)}")
         for defaults in (function.__defaults__, function.__kwdefaults__ and tuple(function.__kwdefaults__.items())):
             if defaults:
-                plain = _SCALARS.issuperset(map(type, defaults))
-                text = repr(defaults) if plain else [_plain(value) or type(value).__name__ for value in defaults]
+                text = [_plain(value) or type(value).__name__ for value in defaults]
                 self.lines.append(f"{name}({text})")
 
     def _class(self, name: str, member: Any) -> None:
@@ -283,8 +282,8 @@ class _Place:
                 self._code(f"{name}[{key!r}]", part)
 
     def _known_by(self, name: str, where: Any, qualname: str) -> None:
-        quiet, tops = self._accepted
-        if where in quiet or (isinstance(where, str) and where.partition(".")[0] in tops):
+        _met, tops = self._accepted
+        if isinstance(where, str) and where.partition(".")[0] in tops:
             return
         if self._is_users(where):
             self.by_user = self.by_user or name

@@ -85,8 +85,7 @@ class Stash:
 
     def has(self, name: str, module: object) -> bool:
         """Whether it is one that was imported ahead."""
-        at = self._where.get(name)
-        return at is not None and self._groups[at].modules[name] is module
+        return module is not None and self._module(name) is module
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
