@@ -8,7 +8,7 @@
 
 namespace overmind {
 
-// Adds trimmed_state(), fill_state() and holds_only(), described in _core.pyi.
+// Adds trimmed_state(), new_module() and holds_only(), described in _core.pyi.
 void add_containers(pybind11::module_& module);
 
 }  // namespace overmind

@@ -121,8 +121,9 @@ def trimmed_state(state: dict[str, Any], standard: tuple[tuple[str, type | None]
     """A copy of `state` without the containers that are empty, of the type that `standard` says, and referred to by
     nothing but `state`. None if it does not begin with the names of `standard`, in that order."""
 
-def fill_state(state: dict[str, Any], standard: tuple[tuple[str, type | None], ...]) -> None:
-    """Sets each of `standard`: an empty container of its type, or None where it has none."""
+def new_module(kind: type[Any], /) -> Any:
+    """Pickle's call on a hit: `kind.__new__(kind)` with the names and empty containers of nn_modules.tables(), in their
+    order; the state comes after. What it raises is what `kind.__new__` raises."""
 
 def holds_only(table: dict[Any, Any] | list[Any], kinds: Iterable[type]) -> bool:
     """Whether every key and value, or every part, is exactly of one of these types; a list may hold tuples of such."""

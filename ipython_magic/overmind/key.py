@@ -25,7 +25,7 @@ from overmind.substitution import Arguments
 __all__ = ["Request", "Uncacheable", "encode_arguments", "make_request"]
 
 _COMMON = frozenset({"torch", "numpy", "transformers", "diffusers"})  # what an unknown callable is likely to use
-FORMAT = b"overmind key 3"  # raise it when keys, skeletons or dependencies change their meaning
+FORMAT = b"overmind key 4"  # raise it when keys, skeletons or dependencies change their meaning
 
 
 @dataclass

@@ -16,7 +16,7 @@ from segments import copy_of
 from torch import nn
 from transformers import BertConfig, BertModel
 
-TABLES = [name for name, kind in nn_modules._tables() if kind is not None]
+TABLES = [name for name, kind in nn_modules.tables() if kind is not None]
 
 
 def described(module: Any) -> list[tuple[Any, ...]]:

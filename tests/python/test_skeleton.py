@@ -521,7 +521,7 @@ def test_records_that_lie_are_an_error() -> None:
 def test_names_of_the_globals() -> None:
     assert skeleton.take([nn.ReLU(), collections.OrderedDict()], {}, []).names == {
         ("torch.nn.modules.activation", "ReLU"),
-        ("overmind.quirks.nn_modules", "new_module"),
+        ("overmind._core", "new_module"),
         ("collections", "OrderedDict"),
     }
 

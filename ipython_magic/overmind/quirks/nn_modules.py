@@ -43,10 +43,10 @@ def reducer(kind: type) -> Callable[[Any], tuple[Any, ...]] | None:
 def _reduce(module: Any) -> tuple[Any, ...]:
     attributes = module.__dict__
     refuse_compiled(module)
-    state = None if _NOT_PICKLED in attributes else _core.trimmed_state(attributes, _tables())
+    state = None if _NOT_PICKLED in attributes else _core.trimmed_state(attributes, tables())
     if state is None:
         return module.__reduce_ex__(5)  # type: ignore[no-any-return]
-    return new_module, (type(module),), state
+    return _core.new_module, (type(module),), state
 
 
 def refuse_compiled(module: Any) -> None:
@@ -55,14 +55,7 @@ def refuse_compiled(module: Any) -> None:
         raise ValueError(f"a {type(module).__qualname__} that was compiled in place, which its pickle drops")
 
 
-def new_module(kind: Any) -> Any:
-    """Pickle's call on a hit: a module with empty tables, in the order of the constructor. The state comes after."""
-    module = kind.__new__(kind)
-    _core.fill_state(module.__dict__, _tables())
-    return module
-
-
-def _tables() -> tuple[tuple[str, type | None], ...]:
+def tables() -> tuple[tuple[str, type | None], ...]:
     """What the constructor of this torch sets: the names, and the types of those that are containers."""
     global _standard
     if not _standard:
