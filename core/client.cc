@@ -40,6 +40,14 @@ class Connection {
   }
 
   int fd() const { return fd_.get(); }
+
+  // Whether the daemon still has its end, as far as the kernel knows; nothing is under way on it. 1 us; to ask the
+  // daemon itself takes 0.1 to 0.4 ms, which a process's first hit would wait for.
+  bool stands() const {
+    pollfd end{.fd = fd_.get(), .events = POLLIN | POLLRDHUP, .revents = 0};
+    return ::poll(&end, 1, 0) == 0;
+  }
+
   UniqueFd take_attached() { return std::move(attached_); }
 
   Status tell(const protocol::Request& request, int attached = -1) {
@@ -93,9 +101,7 @@ class Client::Impl {
     std::lock_guard lock(mutex_);
     start_ = start_ || start;
     if (connection_) {
-      // Looks whether it still stands: the daemon may have been stopped since.
-      Result<protocol::Reply> reply = ask_once(protocol::StatsRequest{}, kRequestSeconds);
-      if (reply.ok()) return {};
+      if (connection_->stands()) return {};  // the daemon may have been stopped since
       close();
     }
     return connect_locked();
