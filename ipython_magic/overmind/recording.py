@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import logging
 import random
 import sys
@@ -18,6 +19,7 @@ import threading
 import time
 import types
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 from overmind import _core, ambient, dependencies, frames, hub, modules, replay, signals
@@ -59,7 +61,7 @@ class Recording:
         return self
 
     def _start(self) -> None:
-        self._modules = set(sys.modules)
+        self._modules = _ImportedModules()
         self._unreadable = False
         self._records: list[tuple[logging.LogRecord, set[str]]] = []
         self._random = _RandomState()
@@ -155,7 +157,7 @@ class Recording:
         _check_repositories(request, [path for _event, path, _mode in events])
         opened = dependencies.Opened(self._start_ns, folders, request.files, request.generic)
         found = opened.collect(events)
-        imported = [name for name in set(sys.modules) - self._modules if _is_own(name)]
+        imported = [name for name in self._modules.since() if _is_own(name)]
         return [*found, *request.code, *dependencies.of_classes(imported)]
 
 
@@ -164,6 +166,21 @@ def _forget_recording() -> None:
     with contextlib.suppress(RuntimeError):
         while True:
             _core.stop_recording()
+
+
+class _ImportedModules:
+    """What is imported from here on. sys.modules keeps its order: its end alone tells, unless modules were taken out
+    meanwhile. That is 1 ms less of a first load than to compare 4,000 names."""
+
+    def __init__(self) -> None:
+        self._before = list(sys.modules)
+
+    def since(self) -> Iterable[str]:
+        # No bytecode between its steps: another thread's import can't come in between.
+        found = list(itertools.takewhile(self._before[-1].__ne__, reversed(sys.modules)))
+        if len(self._before) + len(found) == len(sys.modules):
+            return found
+        return set(sys.modules).difference(self._before)
 
 
 def _is_own(name: str) -> bool:

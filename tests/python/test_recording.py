@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import importlib
 import io
 import json
 import logging
@@ -179,6 +180,30 @@ def test_a_library_that_the_load_itself_imports_is_watched_as_well(tmp_path: Pat
     assert lines[0] == "None"
     assert ["torch" in line for line in lines[1:3]] == [True, True]
     assert ["numpy" in line for line in lines[3:5]] == [True, True]
+
+
+@pytest.mark.parametrize("moved", [None, "overmind_newest", "json"])
+def test_own_modules_that_a_load_imports_are_dependencies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: str | None
+) -> None:
+    """Also when the load takes an older module out of sys.modules and puts it back, the newest one say."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("overmind_newest", "overmind_within"):
+        (tmp_path / f"{name}.py").write_text("VALUE = 1\n")
+    settle(tmp_path)
+    for name in ("overmind_within", "overmind_newest"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    importlib.import_module("overmind_newest")
+
+    def load() -> None:
+        importlib.import_module("overmind_within")
+        if moved is not None:
+            sys.modules[moved] = sys.modules.pop(moved)
+
+    recording = record(load)
+    assert recording.refusal is None
+    assert str(tmp_path / "overmind_within.py") in paths(recording)
+    assert str(tmp_path / "overmind_newest.py") not in paths(recording)
 
 
 def run(source: str) -> str:
