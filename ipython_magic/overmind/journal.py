@@ -9,31 +9,31 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
 from pathlib import Path
 
 from overmind import _core, log
 from overmind.records import LoadRecord
 
+_NAME = "history.jsonl"
 _LIMIT = 128 * 1024  # bytes, some 400 loads
 
 
 def path() -> Path:
     """Where the file is, whether it exists or not."""
-    return Path(_core.config().instance_dir) / "history.jsonl"
+    return Path(_core.config().instance_dir) / _NAME
 
 
 def append(record: LoadRecord) -> None:
     """Adds one line; about 30 us. Never raises. Nothing is created where no daemon has been."""
     try:
-        _append(path(), json.dumps({"pid": os.getpid(), **asdict(record)}))
+        _append(f"{_core.config().instance_dir}/{_NAME}", json.dumps({"pid": os.getpid(), **vars(record)}))
     except FileNotFoundError:
         log.logger.debug("no runtime folder: %s is not kept for `overmind why`", record)
     except (OSError, ValueError, TypeError, _core.OvermindError):
         log.logger.debug("could not keep %s for `overmind why`", record, exc_info=True)
 
 
-def _append(file: Path, line: str) -> None:
+def _append(file: str, line: str) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(file, flags, 0o600)
     try:
@@ -42,7 +42,7 @@ def _append(file: Path, line: str) -> None:
     finally:
         os.close(descriptor)
     if size > _LIMIT:
-        _cut(file)
+        _cut(Path(file))
 
 
 def _cut(file: Path) -> None:
