@@ -122,9 +122,9 @@ def _load_module() -> Any:
 
 def _warm(_library: ModuleType) -> None:
     """Does what every first load needs while a library is imported anyway: 30 ms that no hit waits for."""
-    module = _load_module()
+    module, patches = _load_module(), _patches
     if module is not None:
-        module.warm()
+        module.warm(patches.loaders if patches is not None else ())
 
 
 @passed_over

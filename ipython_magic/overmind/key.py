@@ -9,6 +9,7 @@ does this.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import os
@@ -22,7 +23,7 @@ from overmind.encoding import Encoder, Uncacheable
 from overmind.loader import BoundCall, Loader
 from overmind.substitution import Arguments
 
-__all__ = ["Request", "Uncacheable", "encode_arguments", "make_request"]
+__all__ = ["Request", "Uncacheable", "encode_arguments", "make_request", "prepare"]
 
 _COMMON = frozenset({"torch", "numpy", "transformers", "diffusers"})  # what an unknown callable is likely to use
 FORMAT = b"overmind key 4"  # raise it when keys, skeletons or dependencies change their meaning
@@ -166,6 +167,12 @@ def _request(
     environment.argument("ambient", loader.ambient(call))
     request.key = hashlib.sha256(b"".join(environment.parts)).digest()
     return request
+
+
+def prepare(loader: Loader, function: Callable[..., Any]) -> None:
+    """Reads the signature of a loader ahead of its first call, which otherwise takes 0.2 ms for it. Raises nothing."""
+    with contextlib.suppress(Uncacheable):
+        _binder(function, loader)
 
 
 def encode_arguments(call: BoundCall) -> Encoder:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,9 +72,11 @@ def nested() -> bool:
     return bool(getattr(_local, "recording", False))
 
 
-def warm() -> None:
-    """Fills what is computed once in a process. Never raises, starts no daemon."""
+def warm(loaders: Iterable[tuple[Loader, Callable[..., Any]]] = ()) -> None:
+    """Fills what is computed once in a process, and for each of these. Never raises, starts no daemon."""
     try:
+        for loader, function in loaders:
+            key.prepare(loader, function)
         ambient.warm()
         encoding.warm()
         skeleton.warm()

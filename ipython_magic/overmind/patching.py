@@ -57,6 +57,17 @@ class PatchSet:
         """What is replaced now, in order."""
         return tuple(self._changes)
 
+    @property
+    def loaders(self) -> list[tuple[Loader, Any]]:
+        """Each loader that is wrapped now, and the original as a call of the wrapper finds it."""
+        found = []
+        for change in self._changes:
+            loader = getattr(getattr(change.new, "__func__", change.new), "__overmind_loader__", None)
+            if loader is not None:
+                in_class = isinstance(change.owner, type)
+                found.append((loader, change.old.__get__(None, change.owner) if in_class else change.old))
+        return found
+
     def wrap(self, module: ModuleType, path: str, loader: Loader) -> None:
         """Puts a wrapper for `loader` at `module.path` ("load" or "Class.from_pretrained")."""
         try:
