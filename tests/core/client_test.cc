@@ -313,6 +313,14 @@ TEST_F(ClientTest, StopEndsEverythingAndTheNextCallStartsAnew) {
   EXPECT_EQ(look(*client, key(1), false).kind, Kind::kAbsent);
 }
 
+TEST_F(ClientTest, ConnectNoticesThatTheDaemonWasStopped) {
+  auto one = connected(), two = connected();
+  ASSERT_OK(two->stop());
+  ASSERT_TRUE(testing::processes_with(folder_.path()).empty());
+  ASSERT_OK(one->connect(/*start=*/true));
+  EXPECT_FALSE(testing::processes_with(folder_.path()).empty());
+}
+
 TEST_F(ClientTest, NoDescriptorStays) {
   auto client = connected();
   put(*client, key(1));
