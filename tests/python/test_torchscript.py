@@ -7,6 +7,7 @@ import copy
 import io
 import threading
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -142,3 +143,37 @@ def test_an_unfinished_module_is_what_it_was() -> None:
     bare = torch.jit.RecursiveScriptModule.__new__(torch.jit.RecursiveScriptModule)
     with pytest.raises(RuntimeError, match="not been initialized"):
         bare.anything  # noqa: B018
+
+
+class Versioned(nn.Module):
+    """Operators that older torches had with another meaning: an archive says of which torch its code is."""
+
+    def forward(self, x: torch.Tensor, n: int) -> list[torch.Tensor]:
+        quotient = x.float()
+        quotient.div_(n)
+        quotient = torch.div(quotient, n, rounding_mode="floor")
+        return [
+            torch.div(x, n), x / 2, quotient, torch.full([2], n), torch.full([2], True),
+            torch.linspace(0, 1, 3), torch.logspace(0, 1, 3), torch.nn.functional.gelu(x.float()),
+        ]  # fmt: skip
+
+
+def of_version(module: Any, version: int) -> Any:
+    """As loaded(), with that version in the archive."""
+    written, changed = io.BytesIO(), io.BytesIO()
+    torch.jit.save(module, written)
+    with zipfile.ZipFile(written) as source, zipfile.ZipFile(changed, "w") as target:
+        for name in source.namelist():
+            target.writestr(name, f"{version}\n" if name.endswith("version") else source.read(name))
+    return torch.jit.load(io.BytesIO(changed.getvalue()))
+
+
+@pytest.mark.parametrize("version", [10])
+def test_operators_mean_what_they_natively_mean(version: int) -> None:
+    native = of_version(torch.jit.script(Versioned()), version)
+    restored = copy_of(native)
+    assert str(restored.inlined_graph) == str(native.inlined_graph)
+    x = torch.arange(4)
+    for ours, theirs in zip(restored(x, 3), native(x, 3), strict=True):
+        assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+    assert (native(x, 3)[0][1] == 0) == (version == 3)  # it did divide so

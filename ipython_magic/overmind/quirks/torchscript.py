@@ -173,6 +173,9 @@ def write_archive(compiled: Any, storages: list[Any]) -> bytes:
 
     file = io.BytesIO()
     writer = torch._C.PyTorchFileWriter(file)
+    # Without it the archive says that it is of an old torch, and its operators are read as they were then: a division
+    # of integers truncates.
+    writer.set_min_version(torch._C._get_max_operator_version())
     serializer = torch._C.ScriptModuleSerializer(writer)
     context = serializer.storage_context()
     for index, storage in enumerate(storages):
