@@ -9,6 +9,7 @@ exceptions reach the caller as they are, with no foreign context.
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -256,10 +257,11 @@ def _load_and_publish(
 
 
 def _publish(miss: _Miss, recording: Recording, result: Any, native: float) -> tuple[str, int] | _Bypass:
-    request = miss.request
+    request, loader = miss.request, miss.request.call.loader
     numbers, objects = request.arguments.substitutes()
     kept = result if request.call.filled is None else (result, request.call.set_by_load())
-    snapshot = skeleton.take(kept, numbers, objects)
+    file = os.fsdecode(request.call.arguments[loader.target]) if loader.archive else None
+    snapshot = skeleton.take(kept, numbers, objects, file)
     if objects and substitution.shares(objects, snapshot.buffers):
         return _Bypass("the result is a view of an argument's own memory")
     names = sorted(snapshot.names)
@@ -279,7 +281,7 @@ def _publish(miss: _Miss, recording: Recording, result: Any, native: float) -> t
     }
     publication = store.client().publish(
         miss.lease,
-        loader=request.call.loader.name,
+        loader=loader.name,
         target=_shown(request.target),
         native_seconds=native,
         meta=json.dumps(meta, separators=(",", ":")).encode(),

@@ -29,6 +29,8 @@ class Loader:
     dict, which the load only writes: part of the result. Of what it holds before, names are part of the key."""
     libraries: tuple[str, ...] = ()
     """Import names whose versions, log levels and environment variables are part of the key."""
+    archive: bool = False
+    """The target is a file of torch.jit.save, and the result the module in it."""
     changes_process: bool = True
     """While it runs it may change settings of the whole process, and so what loads in other threads make."""
     refuse: Callable[[BoundCall], str | None] = nothing

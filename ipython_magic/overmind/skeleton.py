@@ -48,15 +48,18 @@ class Snapshot:
     nbytes: int  # of all of it
 
 
-def take(result: Any, substitutes: dict[int, int], substitute_objects: list[Any]) -> Snapshot:
+def take(
+    result: Any, substitutes: dict[int, int], substitute_objects: list[Any], archive: str | None = None
+) -> Snapshot:
     """Pickles `result` with its big bytes left where they are: 30 ms for a diffusers pipeline.
 
     `substitutes`: id(object) -> number for the objects that a hit replaces by the caller's own, which
-    `substitute_objects` keeps alive. Raises Unsupported only; leaves `result` as it is.
+    `substitute_objects` keeps alive. `archive`: the file that torch.jit.load has just read `result` from. Raises
+    Unsupported only; leaves `result` as it is.
     """
     try:
         with _without_gc():
-            return _take(result, substitutes)
+            return _take(result, substitutes, archive)
     except Unsupported:
         raise
     except RecursionError:
@@ -90,12 +93,12 @@ def warm() -> None:
     _backend(needs_torch=False)
 
 
-def _take(result: Any, substitutes: dict[int, int]) -> Snapshot:
+def _take(result: Any, substitutes: dict[int, int], archive: str | None) -> Snapshot:
     spans = _Spans()
     reducers: dict[type, Any] = {**copyreg.dispatch_table, OrderedDict: _reduce_ordered_dict}
     reducers[types.MethodType] = unfit.reduce_method
     inspector_of = unfit.inspector_of(spans.add_array)
-    scripts = torchscript.Scripts()
+    scripts = torchscript.Scripts(archive)
 
     def meet(kind: type) -> unfit.Inspector | None:
         """Asked by the packer once per type, before pickle looks for a reducer. A class with a quirk is taken as its

@@ -9,12 +9,14 @@ import threading
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from overmind import skeleton
 from overmind.quirks import torchscript
-from segments import copy_of
+from segments import copy_of, segment_of
 from torch import nn
 
 X = torch.linspace(-1, 1, 128).reshape(2, 64)
@@ -158,22 +160,96 @@ class Versioned(nn.Module):
         ]  # fmt: skip
 
 
-def of_version(module: Any, version: int) -> Any:
-    """As loaded(), with that version in the archive."""
-    written, changed = io.BytesIO(), io.BytesIO()
+def write_of_version(module: Any, version: int, path: Path) -> None:
+    """As torch.jit.save, with that version in the archive."""
+    written = io.BytesIO()
     torch.jit.save(module, written)
-    with zipfile.ZipFile(written) as source, zipfile.ZipFile(changed, "w") as target:
+    with zipfile.ZipFile(written) as source, zipfile.ZipFile(path, "w") as target:
         for name in source.namelist():
             target.writestr(name, f"{version}\n" if name.endswith("version") else source.read(name))
-    return torch.jit.load(io.BytesIO(changed.getvalue()))
 
 
-@pytest.mark.parametrize("version", [10])
-def test_operators_mean_what_they_natively_mean(version: int) -> None:
-    native = of_version(torch.jit.script(Versioned()), version)
-    restored = copy_of(native)
+def by_file(path: Path) -> tuple[Any, Any]:
+    """The module of a file, as it is loaded natively and as it is restored."""
+    native = torch.jit.load(path)
+    return native, skeleton.restore(segment_of(skeleton.take(native, {}, [], str(path))), [])
+
+
+@pytest.mark.parametrize("version", [3, 10])
+def test_operators_mean_what_they_natively_mean(version: int, tmp_path: Path) -> None:
+    write_of_version(torch.jit.script(Versioned()), version, tmp_path / "m.pt")
+    native, restored = by_file(tmp_path / "m.pt")
     assert str(restored.inlined_graph) == str(native.inlined_graph)
     x = torch.arange(4)
     for ours, theirs in zip(restored(x, 3), native(x, 3), strict=True):
         assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
     assert (native(x, 3)[0][1] == 0) == (version == 3)  # it did divide so
+
+
+def test_code_that_is_printed_anew_is_of_today() -> None:
+    native = loaded(torch.jit.script(Versioned()))
+    assert str(copy_of(native).inlined_graph) == str(native.inlined_graph)
+
+
+class Parts(nn.Module):
+    """Attributes of many kinds; a weight that two layers share, and a view of its memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.register_buffer("row", self.first.weight.detach()[2])
+        self.register_buffer("absent", None)
+        self.layers = nn.ModuleList([nn.Linear(4, 4, bias=False)])
+        self.number, self.name = 3, "parts"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.second(self.first(x)) + self.row * self.number + torch.tensor([0.5, 1.5, 2.5, 3.5])
+
+
+class Lists(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors = [torch.ones(4), torch.zeros(4)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.tensors[0]
+
+
+def _frozen() -> Any:
+    return torch.jit.freeze(torch.jit.script(Net().eval()))
+
+
+FILES: dict[str, tuple[Callable[[], Any], bool]] = {
+    "scripted": (lambda: torch.jit.script(Net()), True),
+    "traced": (lambda: torch.jit.trace(Net(), X), True),
+    "parts": (lambda: torch.jit.script(Parts()), True),
+    "tensors in a list": (lambda: torch.jit.script(Lists()), False),
+    "frozen, with big constants": (_frozen, False),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_gives_its_own_code(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not sure to be plain is printed anew; both come back as they were loaded."""
+    make, plain = FILES[kind]
+    torch.jit.save(make(), tmp_path / "m.pt")
+    printed: list[Any] = []
+    write = torchscript.write_archive
+    monkeypatch.setattr(torchscript, "write_archive", lambda *args: printed.append(args) or write(*args))
+    native, restored = by_file(tmp_path / "m.pt")
+    assert bool(printed) != plain
+    assert str(restored.inlined_graph) == str(native.inlined_graph)
+    x = torch.linspace(-1, 1, 4) if kind in ("parts", "tensors in a list") else X
+    assert torch.equal(restored(x), native(x))
+    names = [name for name, _ in native.named_parameters()]
+    assert [name for name, _ in restored.named_parameters()] == names
+    for (_, ours), (_, theirs) in zip(restored.state_dict().items(), native.state_dict().items(), strict=True):
+        assert torch.equal(ours, theirs) and ours.data_ptr() != theirs.data_ptr()
+    if kind == "parts":
+        with torch.no_grad():
+            restored.first.weight[2, 0] = 7.0
+        assert restored.second.weight[2, 0] == 7.0 and restored.row[0] == 7.0
+        assert native.first.weight[2, 0] != 7.0

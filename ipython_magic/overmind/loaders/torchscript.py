@@ -28,6 +28,7 @@ LOAD = Loader(
     target="f",
     fills="_extra_files",
     libraries=("torch",),
+    archive=True,
     changes_process=False,
     refuse=first(open_file, _arguments),
 )

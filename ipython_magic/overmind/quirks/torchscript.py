@@ -9,10 +9,11 @@ traced SD 1.5 UNet in fp16 (torch 2.13). So a hit does it when the module is fir
 instance (`_c`, `_modules`, ...) is asked of its class meanwhile, where descriptors stand. Code that uses operators or
 classes of another library is compiled at once, because natively the load fails if that library is not there.
 
-What torch.jit.load gave comes back exactly. A module that the load itself scripted, traced or froze comes back as
-torch.jit.save and torch.jit.load would give it, in its own classes: it computes the same, but values in its graph
-have other names, and the shapes that were noted while tracing are gone. Python parts of a module that are no part of
-the archive (hooks, methods that were left out of the script) are refused, with a reason.
+What torch.jit.load gave comes back exactly, with the code that is in the file (torchscript_file.py). A module that the
+load itself scripted, traced or froze comes back as torch.jit.save and torch.jit.load would give it, in its own classes:
+it computes the same, but values in its graph have other names, and the shapes that were noted while tracing are gone.
+Python parts of a module that are no part of the archive (hooks, methods that were left out of the script) are refused,
+with a reason.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ import io
 import pickle
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from overmind import modes
+from overmind.quirks import torchscript_file
 
 PENDING = "_overmind_script"  # in the __dict__ of a module whose code was not compiled yet
 
@@ -43,7 +45,9 @@ _lock = threading.RLock()
 class Scripts:
     """The TorchScript modules of one result. Not thread-safe; keeps what it took alive."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: str | None = None) -> None:
+        """`file`: torch.jit.load has just read the result from it."""
+        self._file = file
         self._taken: set[int] = set()
         self._tensors: dict[int, Any] = {}  # by the address of the C++ tensor
 
@@ -59,11 +63,20 @@ class Scripts:
     def _reduce(self, module: Any) -> tuple[Any, ...]:
         outline = _outline(module)
         storages = list(self._storages(module))
-        archive = write_archive(module._c, storages)
+        archive, names = self._from_file(module._c, storages) or (write_archive(module._c, storages), [])
         parameters = [type(part).__qualname__ == "Parameter" for part in _parameters(module._c)]
         parameters = parameters if any(parameters) else []
         function = restore if _uses_libraries(archive) else restore_later
-        return function, (pickle.PickleBuffer(archive), storages, outline, parameters)
+        return function, (pickle.PickleBuffer(archive), storages, outline, parameters, names)
+
+    def _from_file(self, compiled: Any, storages: list[Any]) -> tuple[bytes, list[str]] | None:
+        found = None if self._file is None else torchscript_file.read(self._file, compiled, _BIG)
+        if found is None:
+            return None
+        archive, names = found
+        if names.keys() != {storage._cdata for storage in storages}:
+            return None  # some belong to constants of the code
+        return archive, [names[storage._cdata] for storage in storages]
 
     def _storages(self, module: Any) -> Iterator[Any]:
         """Each storage of the module's tensors, once."""
@@ -96,18 +109,20 @@ class Scripts:
         self._taken |= met
 
 
-def restore_later(archive: Any, storages: list[Any], outline: list[Any], parameters: list[bool]) -> Any:
+def restore_later(
+    archive: Any, storages: list[Any], outline: list[Any], parameters: list[bool], names: list[str]
+) -> Any:
     """Pickle's call on a hit: a module that is compiled when it is first used. Raises nothing then."""
     import torch
 
     _install(torch.jit.RecursiveScriptModule)
     kind, name, _, children = outline
     if kind:
-        return _traced(kind, name, restore_later(archive, storages, children[0][1], parameters))
+        return _traced(kind, name, restore_later(archive, storages, children[0][1], parameters, names))
     module = torch.jit.RecursiveScriptModule.__new__(torch.jit.RecursiveScriptModule)
     own = {table: value for table, value in vars(torch.nn.Module()).items() if table not in _OWN}
     vars(module).update(own, _initializing=False)
-    vars(module)[PENDING] = (archive, storages, outline, parameters)
+    vars(module)[PENDING] = (archive, storages, outline, parameters, names)
     return module
 
 
@@ -144,24 +159,26 @@ def _install(kind: Any) -> None:
             setattr(kind, name, _OnDemand(name))
 
 
-def restore(archive: Any, storages: list[Any], outline: list[Any], parameters: list[bool]) -> Any:
+def restore(archive: Any, storages: list[Any], outline: list[Any], parameters: list[bool], names: list[str]) -> Any:
     """Pickle's call on a hit."""
     import torch
 
-    compiled = compile_archive(archive, storages)
+    compiled = compile_archive(archive, storages, names)
     for tensor, is_parameter in zip(_parameters(compiled), parameters, strict=False):
         if is_parameter:
             tensor.__class__ = torch.nn.Parameter
     return _wrap(compiled, outline)
 
 
-def compile_archive(archive: Any, storages: list[Any]) -> Any:
-    """The compiled module (torch._C.ScriptModule) of what write_archive() gave, over these storages."""
+def compile_archive(archive: Any, storages: list[Any], names: Sequence[str] = ()) -> Any:
+    """The compiled module (torch._C.ScriptModule) of an archive, over these storages, which it knows by `names`;
+    without any by what write_archive() calls them."""
     import torch
 
     context = torch._C.DeserializationStorageContext()
-    for index, storage in enumerate(storages):
-        context.add_storage(f"{index}.storage", torch.empty(0, dtype=torch.uint8).set_(storage))
+    names = names or [f"{index}.storage" for index in range(len(storages))]
+    for name, storage in zip(names, storages, strict=True):
+        context.add_storage(name, torch.empty(0, dtype=torch.uint8).set_(storage))
     reader = torch._C.PyTorchFileReader(io.BytesIO(archive))
     unit = torch._C.CompilationUnit()
     return torch._C._import_ir_module_from_package(unit, reader, context, None, "0")
