@@ -4,6 +4,7 @@
 // the program itself: PyRun_AnyFileExFlags() is what `python script.py` calls.
 #include "kernel_ext/main_program.h"
 
+#include <link.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -38,23 +39,44 @@ void run_file(const std::string& path, const py::object& hook, const py::args&) 
   if (PyRun_AnyFileExFlags(file, path.c_str(), 1, &flags) == 0) Py_Exit(0);
 }
 
-void run_call(const py::object& function, const py::object& hook, const py::args&) {
-  forget_exception(hook);
-  PyObject* result = PyObject_CallNoArgs(function.ptr());
-  if (result != nullptr) Py_Exit(0);
-  const bool interrupted = PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0;
-  PyErr_Print();  // exits here if it is SystemExit
-  if (!interrupted) return;
-  Py_FinalizeEx();
-  ::signal(SIGINT, SIG_DFL);
-  ::raise(SIGINT);
+constexpr char kEndCapsule[] = "overmind.end_early";
+
+struct Libraries {
+  unsigned long long loaded = 0;
+  unsigned long long with_destructors = 0;  // that the linker calls after all handlers of exit()
+  bool operator==(const Libraries&) const = default;
+};
+
+// Of gcc's own there is one in every library.
+bool has_destructors(const dl_phdr_info& info) {
+  for (int i = 0; i < info.dlpi_phnum; ++i) {
+    if (info.dlpi_phdr[i].p_type != PT_DYNAMIC) continue;
+    const auto* entry = reinterpret_cast<const ElfW(Dyn)*>(info.dlpi_addr + info.dlpi_phdr[i].p_vaddr);
+    for (; entry->d_tag != DT_NULL; ++entry)
+      if (entry->d_tag == DT_FINI_ARRAYSZ) return entry->d_un.d_val > sizeof(void*);
+  }
+  return false;
+}
+
+Libraries libraries() {
+  Libraries found;
+  const auto visit = [](dl_phdr_info* info, std::size_t, void* data) {
+    auto& counted = *static_cast<Libraries*>(data);
+    counted.loaded = info->dlpi_adds - info->dlpi_subs;
+    counted.with_destructors += has_destructors(*info) ? 1 : 0;
+    return 0;
+  };
+  ::dl_iterate_phdr(visit, &found);
+  return found;
 }
 
 struct Reporter {
   int fd = -1;
   pid_t pid = 0;
-  ino_t socket = 0;   // the program may have closed the descriptor and opened another
-  bool last = false;  // what comes after us has nothing to say
+  ino_t socket = 0;           // the program may have closed the descriptor and opened another
+  bool last = false;          // what comes after us has nothing to say
+  bool kernel_ended = false;  // as it should: with 0
+  Libraries before;           // that were there when it began
 };
 Reporter reporter;
 
@@ -66,9 +88,46 @@ void report(int code, void*) {
     const int size = std::snprintf(text, sizeof(text), "exit %d", code);
     ::send(reporter.fd, text, static_cast<std::size_t>(size), MSG_NOSIGNAL | MSG_DONTWAIT);
   }
-  if (!reporter.last) return;
+  if (!reporter.last || libraries().with_destructors != reporter.before.with_destructors) return;
   std::fflush(nullptr);
   ::_exit(code);
+}
+
+// The interpreter has taken all modules apart, and clears itself: strings, types. That runs nobody's code, and copies
+// pages that are shared with the zygote, for 27 of the 100 ms in which a kernel ends; whoever restarts it looks after
+// 100 ms for the first time. A library that the program itself loaded may have a handler of its own to be called.
+void end_early(PyObject*) {
+  if (reporter.kernel_ended && reporter.last && libraries() == reporter.before) report(0, nullptr);
+}
+
+// SystemExit with no code, or 0: what sys.exit() raises where all is well.
+bool is_success() {
+  if (PyErr_ExceptionMatches(PyExc_SystemExit) == 0) return false;
+  const py::error_scope raised;
+  const auto exception = py::reinterpret_borrow<py::object>(raised.value);
+  const py::object code = PyExceptionInstance_Check(raised.value) ? exception.attr("code") : exception;
+  return code.is_none() || (PyLong_CheckExact(code.ptr()) && code.equal(py::int_(0)));
+}
+
+void run_function(const py::object& function, const py::object& hook, bool is_kernel) {
+  forget_exception(hook);
+  PyObject* result = PyObject_CallNoArgs(function.ptr());
+  reporter.kernel_ended = is_kernel && (result != nullptr || is_success());
+  if (result != nullptr) Py_Exit(0);
+  const bool interrupted = PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0;
+  PyErr_Print();  // exits here if it is SystemExit
+  if (!interrupted) return;
+  Py_FinalizeEx();
+  ::signal(SIGINT, SIG_DFL);
+  ::raise(SIGINT);
+}
+
+void run_call(const py::object& function, const py::object& hook, const py::args&) {
+  run_function(function, hook, false);
+}
+
+void run_kernel(const py::object& function, const py::object& hook, const py::args&) {
+  run_function(function, hook, true);
 }
 
 // Handlers run in the reverse order of their registration: those of libraries that the program itself loaded come
@@ -76,8 +135,10 @@ void report(int code, void*) {
 void report_exit(int fd, bool last) {
   struct stat info {};
   if (::fstat(fd, &info) != 0) throw py::value_error("not a descriptor");
-  reporter = {fd, ::getpid(), info.st_ino, last};
+  reporter = {fd, ::getpid(), info.st_ino, last, false, libraries()};
   ::on_exit(&report, nullptr);
+  const auto own = py::reinterpret_borrow<py::dict>(PyInterpreterState_GetDict(PyInterpreterState_Get()));
+  own[kEndCapsule] = py::capsule(&reporter, kEndCapsule, end_early);
 }
 
 }  // namespace
@@ -85,6 +146,7 @@ void report_exit(int fd, bool last) {
 void add_main_program(py::module_& module) {
   module.def("run_file", &run_file);
   module.def("run_call", &run_call);
+  module.def("run_kernel", &run_kernel);
   module.def("report_exit", &report_exit);
   module.def("keep_forever", [](const py::object& object) { object.inc_ref(); });
   module.def("available_memory", [] { return available_memory(); });

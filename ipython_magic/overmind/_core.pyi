@@ -239,6 +239,10 @@ def run_file(path: str, hook: object, *ignored: object) -> None:
 def run_call(function: Callable[[], object], hook: object, *ignored: object) -> None:
     """The same for a call, as `python -m` makes one of runpy."""
 
+def run_kernel(function: Callable[[], object], hook: object, *ignored: object) -> None:
+    """The same for a kernel. When it returns or exits with 0, and report_exit() was told `last`, the interpreter's own
+    clearing is left out: all objects of modules are gone by then."""
+
 def report_exit(fd: int, last: bool) -> None:
     """Sends "exit CODE" on the socket `fd` when this process, and no fork of it, calls exit(). `last`: the exit
     handlers that C libraries had registered before are left out."""

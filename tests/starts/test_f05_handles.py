@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,57 @@ def test_functions_for_the_exit(runtime: Path, folder: Path, library: Path, engi
         process.terminate()
         process.wait(20)
     assert not ends.exists()
+
+
+LAST = """
+import builtins, ctypes, os, sys, threading, types
+class Last:
+    def __init__(self, name):
+        self.name = name
+    def __del__(self, write=os.write, file=os.open({ends!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)):
+        write(file, (self.name + "\\n").encode())
+kept, builtins.kept, sys.kept = Last("namespace"), Last("builtins"), Last("sys")
+cycle = Last("cycle")
+cycle.itself = cycle
+sys.modules["own"] = types.ModuleType("own")
+sys.modules["own"].kept = Last("module")
+local = threading.local()
+local.kept = Last("thread")
+if {with_library}:
+    ctypes.CDLL({library!r})
+"""
+HANDLER = """
+#include <fcntl.h>
+#include <unistd.h>
+__attribute__((destructor)) static void end(void) {
+  int file = open(ENDS, O_WRONLY | O_APPEND | O_CREAT, 0600);
+  if (write(file, "library\\n", 8) < 0) return;
+}
+"""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("with_library", [False, True])
+def test_objects_and_libraries_that_live_until_the_end(
+    runtime: Path, folder: Path, engine: str, with_library: bool
+) -> None:
+    """What a kernel's cells left gets its last call, though the end of a forked one is cut short."""
+    ends = folder / "ends"
+    (folder / "handler.c").write_text(HANDLER)
+    built = str(folder / "handler.so")
+    subprocess.run(["cc", "-shared", "-fPIC", f'-DENDS="{ends}"', "-o", built, str(folder / "handler.c")], check=True)
+    cell = LAST.format(ends=str(ends), library=built, with_library=with_library)
+    with session(kernelspec.argv(engine), zygote=False) as plain:
+        plain.text(cell)
+        _until_ended(plain)
+    native = sorted(ends.read_text().split())
+    assert "namespace" in native and ("library" in native) == with_library
+    ends.unlink()
+    warm_kernel(runtime, folder, "1", engine)
+    with forked_session(runtime, engine) as forked:
+        forked.text(cell)
+        _until_ended(forked)
+    assert sorted(ends.read_text().split()) == native
 
 
 @pytest.mark.parametrize("engine", ENGINES)

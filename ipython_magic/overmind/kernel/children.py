@@ -8,9 +8,13 @@ import signal
 import time
 from pathlib import Path
 
+_WALL = 0x40000000  # of Linux: also children that tell their parent nothing when they end
+
 
 def terminate(grace: float = 2.0) -> None:
     """Asks them to end, and kills what is left after `grace` seconds. Returns at once if there are none."""
+    if not _any():
+        return
     for signum in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + grace
         pids = _in_group()
@@ -24,6 +28,15 @@ def terminate(grace: float = 2.0) -> None:
             pids = _in_group()
         if not pids:
             return
+
+
+def _any() -> bool:
+    """Whether this process has children at all, ended ones too; to look through /proc takes 3 ms."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT | _WALL)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _in_group() -> list[int]:

@@ -47,7 +47,7 @@ def leave(mode: str, target: str, arguments: Sequence[str]) -> NoReturn:
         sys.excepthook = functools.partial(_core.run_call, module, shown)
     else:
         serve = functools.partial(ENGINES[target].serve, arguments)
-        sys.excepthook = functools.partial(_core.run_call, serve, shown)
+        sys.excepthook = functools.partial(_core.run_kernel, serve, shown)
     raise Leave
 
 
