@@ -220,6 +220,7 @@ def learn(path: str, mode: str, target: str, hidden: stash.Stash) -> None:
     """Begins to learn what this program imports."""
     learner = profile.Learner(path, mode, target)
     learner.is_ahead = hidden.has
+    learner.is_known = hidden.knows
     hidden.on_conflict = learner.conflict
     hidden.on_reveal = learner.began
     profile.begin(learner, forked=True)

@@ -24,6 +24,7 @@ from typing import Any
 from overmind.patching import ImportHooks
 from overmind.zygote import generator
 
+_PAUSE = 1.0  # seconds
 KERNEL_SESSIONS = 10  # kernels without it until a module is forgotten
 
 # Source that may change the environment. A program with such a line is learned anew after each edit of it.
@@ -187,6 +188,8 @@ class Learner:
         self._last: Mapping[str, str] = {}
         self._changed: list[tuple[int, dict[str, str]]] = []  # by the length of sys.modules
         self.is_ahead: Callable[[str, Any], bool] = lambda _name, _module: False  # imported ahead: of a library
+        self.is_known: Callable[[str], bool] = lambda _name: False  # the same, by the name alone
+        self._new: list[str] = []  # what was asked for, and is not known
         self._random: Any = None  # its state at the last look
         self._seeded = False
         self._refused: dict[str, str] = {}
@@ -206,7 +209,7 @@ class Learner:
         self._start = self._environment()
         sys.meta_path.insert(0, self)
         ImportHooks().add("random", lambda _module: self._note_random())
-        atexit.register(self.note)
+        atexit.register(self._end)
 
     def rebase(self) -> None:
         """What the environment is now, it is at the start."""
@@ -225,6 +228,8 @@ class Learner:
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         """Part of the import system (importlib.abc.MetaPathFinder): looks, and finds nothing. 10 us an import."""
         self._begun.setdefault(fullname, len(self._begun))
+        if not self.is_known(fullname):
+            self._new.append(fullname)
         self._look_at_random()
         now = os.environ._data  # type: ignore[attr-defined]
         if now == self._start and not self._last and not self._seeded:
@@ -250,6 +255,12 @@ class Learner:
         self._seeded = not generator.only_drawn(self._random, now)
         self._random = now
 
+    def _end(self) -> None:
+        """A kernel that taught nothing new is not kept from its end: 25 ms, for most pages are the zygote's yet."""
+        new = any(name in sys.modules and name.partition(".")[0] != "overmind" for name in self._new)
+        if self._mode != "kernel" or self._refused or new:
+            self.note()
+
     def note(self) -> None:
         """Writes what was learned, if anything was. Cheap when nothing new was imported. Never raises."""
         if os.getpid() != self._pid or (len(sys.modules) == self._count and not self._refused):
@@ -274,19 +285,31 @@ class Learner:
         if self._script is not None:
             files[self._script] = stamp_of(self._script)
         old = load(self._path)
+        changed = [(numbers[min(first, len(numbers) - 1)], values) for first, values in self._changed]
         if self._session is None:
+            if self._mode == "kernel" and self._was_last(old, found, changed, files):
+                return
             self._session = old.session + 1
         modules = dict.fromkeys(outer_first(found, self._begun), self._session)
-        changed = [(numbers[min(first, len(numbers) - 1)], values) for first, values in self._changed]
         if self._mode == "kernel":
             kept = {name: last for name, last in old.modules.items() if last > self._session - KERNEL_SESSIONS}
             modules = {**kept, **modules}
         save(self._path, Profile(self._session, modules, changed, {**old.refused, **self._refused}, files))
 
+    def _was_last(
+        self, old: Profile, found: list[str], changed: list[tuple[int, dict[str, str]]], files: dict[str, list[int]]
+    ) -> bool:
+        """Whether the last session taught the same: a notebook that is restarted again and again. To write it takes as
+        long as to find that out."""
+        if (old.changed, old.files) != (changed, files) or not self._refused.items() <= old.refused.items():
+            return False
+        return {name for name, last in old.modules.items() if last == old.session} == set(found)
+
 
 _learner: Learner | None = None
 _ready = -1
 _forked = False
+_planned = False
 
 
 def begin(learner: Learner | None, *, ready: int = -1, forked: bool = False) -> None:
@@ -309,10 +332,34 @@ def forked() -> bool:
 
 
 def look() -> None:
-    """For a kernel, after each cell: what was imported is noted, and the first time a zygote may be made. 20 us."""
+    """For a kernel, after each cell: what was imported is noted, and the first time a zygote may be made. 20 us.
+
+    A fork knows most of it already, and notes the rest when a second has passed: to write it takes 10 ms, which a
+    restarted notebook's first cells would wait for. What is new and not noted then is when the program ends.
+    """
     global _ready
-    if _learner is not None:
+    if _forked:
+        _look_later()
+    elif _learner is not None:
         _learner.note()
     if _ready >= 0:
         os.close(_ready)
         _ready = -1
+
+
+def _look_later() -> None:
+    global _planned
+    if _planned or _learner is None:
+        return
+    import asyncio  # a kernel has it; a script may not, and would be taken to have asked for it
+
+    with contextlib.suppress(RuntimeError):  # a cell is run by something that is no event loop
+        asyncio.get_running_loop().call_later(_PAUSE, _note_planned)
+        _planned = True
+
+
+def _note_planned() -> None:
+    global _planned
+    _planned = False
+    if _learner is not None:
+        _learner.note()

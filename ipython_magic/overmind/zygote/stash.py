@@ -83,6 +83,10 @@ class Stash:
         at = self._where.get(name)
         return None if at is None else self._groups[at].modules.get(name)
 
+    def knows(self, name: str) -> bool:
+        """Whether a module of that name was imported ahead."""
+        return name in self._where
+
     def has(self, name: str, module: object) -> bool:
         """Whether it is one that was imported ahead."""
         return module is not None and self._module(name) is module
