@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "kernel_ext/imported_functions.h"
+#include "kernel_ext/random_watch.h"
 
 // What code compiled with _FORTIFY_SOURCE calls; no header declares them.
 extern "C" {
@@ -106,9 +107,22 @@ bool wanted(const char* event) {
   return std::strcmp(event, "open") == 0 || is_one_of(event, kListings) || is_one_of(event, kProcesses);
 }
 
+// Python's own open() of a random device: it lets go of the GIL before it calls libc's.
+void tell_of_device(const char* event, PyObject* arguments) {
+  if (std::strcmp(event, "open") != 0 || !PyTuple_Check(arguments) || PyTuple_GET_SIZE(arguments) == 0) return;
+  PyObject* path = PyTuple_GET_ITEM(arguments, 0);
+  const char* name = PyUnicode_Check(path) ? PyUnicode_AsUTF8(path)
+                     : PyBytes_Check(path) ? PyBytes_AS_STRING(path)
+                                           : nullptr;
+  if (name == nullptr) PyErr_Clear();
+  if (is_random_device(name)) tell_of_draw(name);
+}
+
 int hook(const char* event, PyObject* arguments, void*) {
   if (active.load(std::memory_order_relaxed) == 0) return 0;
-  if (recording == nullptr || !wanted(event)) return 0;
+  if (!wanted(event)) return 0;
+  tell_of_device(event, arguments);
+  if (recording == nullptr) return 0;
   // An audit hook that raises makes the user's open() fail; what can't be recorded shows as a missing dependency
   // only for paths that open() refuses too.
   try {
@@ -156,10 +170,11 @@ void note_locked(const char* event, const std::string& path, const std::string& 
   }
 }
 
-// Never fails and leaves errno alone. A child that was not forked by libc (vfork, clone) notes nothing.
+// Never fails and leaves errno alone.
 void note(const char* event, int folder, const char* path, const char* mode) {
-  if (active.load(std::memory_order_relaxed) == 0 || inside || !is_of_interest(path)) return;
-  if (::getpid() != watched_process.load(std::memory_order_relaxed)) return;
+  if (!is_watching()) return;
+  if (is_random_device(path) && PyGILState_Check() != 0) tell_of_draw(path);  // torch.Generator.seed()
+  if (!is_of_interest(path)) return;
   const int error = errno;
   inside = true;
   try {
@@ -252,8 +267,8 @@ void* address_of(Function* function) {
   return reinterpret_cast<void*>(function);
 }
 
-std::span<const Replacement> replacements() {
-  static const std::array table = {
+std::vector<Replacement> make_replacements() {
+  std::vector<Replacement> table = {
       Replacement{"open", address_of(&open_at_path<&::open>)},
       Replacement{"open64", address_of(&open_at_path<&::open64>)},
       Replacement{"openat", address_of(&open_in_folder<&::openat>)},
@@ -275,6 +290,13 @@ std::span<const Replacement> replacements() {
       Replacement{"__realpath_chk", address_of(&resolve_path<&::__realpath_chk, std::size_t>)},
       Replacement{"dlsym", address_of(&find_symbol), /*loaders=*/true},
   };
+  const auto random = random_replacements();
+  table.insert(table.end(), random.begin(), random.end());
+  return table;
+}
+
+std::span<const Replacement> replacements() {
+  static const std::vector<Replacement> table = make_replacements();
   return table;
 }
 
@@ -284,7 +306,8 @@ void* find_symbol(void* library, const char* name) {
   void* found = ::dlsym(library, name);
   // ctypes calls what it is given here, past all imports.
   for (const Replacement& one : replacements()) {
-    if (!one.loaders && std::strcmp(one.name, name) == 0 && found == ::dlsym(RTLD_DEFAULT, name)) return one.function;
+    if (one.function == address_of(&find_symbol)) continue;
+    if (std::strcmp(one.name, name) == 0 && found == ::dlsym(RTLD_DEFAULT, name)) return one.function;
   }
   return found;
 }
@@ -360,6 +383,11 @@ py::list stop_recording() {
     ended->events.append(py::make_tuple(one.event, path, one.mode));
   }
   return ended->events;
+}
+
+bool is_watching() {
+  return active.load(std::memory_order_relaxed) != 0 && !inside &&
+         ::getpid() == watched_process.load(std::memory_order_relaxed);
 }
 
 void stop_watching() {

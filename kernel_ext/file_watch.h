@@ -20,6 +20,10 @@ void start_recording();
 // own recording if it has one, else to every recording; writes only if the thread is younger than the recording.
 pybind11::list stop_recording();
 
+// Whether what this thread does now belongs to a recording, maybe; quick if none runs. In a child that was not forked
+// by libc (vfork, clone) nothing does.
+bool is_watching();
+
 // Puts libc's functions back until the next recording.
 void stop_watching();
 

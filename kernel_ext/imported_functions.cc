@@ -49,6 +49,7 @@ struct Seen {
 struct Object {
   std::uintptr_t base = 0;
   const char* name = "";
+  bool loads_for_python = false;
   std::uintptr_t relro_begin = 0, relro_end = 0;  // pages that the linker made read-only
   const Elf64_Sym* symbols = nullptr;
   const char* strings = nullptr;
@@ -111,10 +112,15 @@ void read_dynamic(Object& object, const Elf64_Dyn* dynamic) {
   if (plt != nullptr) object.plt_relocations = {plt, plt_bytes / sizeof(Elf64_Rela)};
 }
 
+bool loads_for_python(std::string_view name) {
+  return name.empty() || name.find("/libpython") != name.npos || name.find("/_ctypes.") != name.npos;
+}
+
 Object object_of(const dl_phdr_info& info) {
   Object object;
   object.base = info.dlpi_addr;
   object.name = info.dlpi_name != nullptr ? info.dlpi_name : "";
+  object.loads_for_python = loads_for_python(object.name);
   const Elf64_Dyn* dynamic = nullptr;
   for (int i = 0; i < info.dlpi_phnum; ++i) {
     const Elf64_Phdr& part = info.dlpi_phdr[i];
@@ -129,15 +135,11 @@ Object object_of(const dl_phdr_info& info) {
   return object;
 }
 
-bool loads_for_python(const Object& object) {
-  const std::string_view name = object.name;
-  return name.empty() || name.find("/libpython") != name.npos || name.find("/_ctypes.") != name.npos;
-}
-
 const Replacement* find(const Object& object, std::span<const Replacement> replacements, std::uint32_t symbol) {
   const char* name = object.strings + object.symbols[symbol].st_name;
   for (const Replacement& one : replacements) {
-    if (std::strcmp(one.name, name) == 0) return one.loaders && !loads_for_python(object) ? nullptr : &one;
+    if (one.loaders && !object.loads_for_python) continue;
+    if (std::strcmp(one.name, name) == 0) return &one;
   }
   return nullptr;
 }

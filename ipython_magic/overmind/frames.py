@@ -37,10 +37,10 @@ def caller() -> FrameType | None:
     return outer
 
 
-def importing() -> bool:
+def importing(frame: FrameType | None = None) -> bool:
     """True while a module is executed that was imported inside the load: what it says, it says on a hit as well, when
-    its own import comes."""
-    frame: FrameType | None = sys._getframe(1)
+    its own import comes. `frame`: the innermost one to look at, else the caller's."""
+    frame = frame or sys._getframe(1)
     while frame is not None and not frame.f_code.co_filename.endswith(_MARK):
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             return True

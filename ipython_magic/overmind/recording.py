@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from overmind import _core, ambient, dependencies, frames, hub, modules, replay, signals
+from overmind import _core, ambient, dependencies, draws, frames, hub, modules, replay, signals
 from overmind.encoding import Uncacheable
 from overmind.key import Request, encode_arguments
 
@@ -65,6 +65,7 @@ class Recording:
         self._unreadable = False
         self._records: list[tuple[logging.LogRecord, set[str]]] = []
         self._random = _RandomState()
+        self.draws = draws.Draws()
         self.refusal = self._other_modes()  # another thread may have set them since the key was made
         self._threads = {thread.ident for thread in threading.enumerate()}
         self._start_ns = time.time_ns()
@@ -123,6 +124,9 @@ class Recording:
         consumed = self._random.consumed()
         if consumed is not None:
             return f"it consumed or seeded random numbers ({consumed})"
+        drawn = self.draws.source()
+        if drawn is not None and (self._request.generic or self._request.code):  # a library's own loader names files
+            return f"it drew random numbers from the system ({drawn})"
         modes = self._other_modes()
         if modes is not None:
             return modes
@@ -159,6 +163,18 @@ class Recording:
         found = opened.collect(events)
         imported = [name for name in self._modules.since() if _is_own(name)]
         return [*found, *request.code, *dependencies.of_classes(imported)]
+
+
+def note_draw(source: str) -> None:
+    """Called by kernel_ext/random_watch.cc on the thread that draws. Raises what a signal handler does, no more."""
+    recording = _hooks.of_this_thread()
+    if recording is None:
+        return
+    try:
+        recording.draws.note(source, sys._getframe(1))
+    except Exception as error:
+        signals.pass_on(error)
+        recording.refusal = f"what it drew could not be told ({type(error).__name__}: {error})"
 
 
 def _forget_recording() -> None:
@@ -338,8 +354,10 @@ class _Hooks:
 
     def collector(self, hook: _Hook) -> Recording | None:
         """The recording that a message on this thread belongs to."""
-        if hook is not self._hook:
-            return None
+        return self.of_this_thread() if hook is self._hook else None
+
+    def of_this_thread(self) -> Recording | None:
+        """The recording that what this thread does belongs to."""
         own: Recording | None = getattr(_local, "recording", None)
         if own is not None:
             return own
