@@ -8,6 +8,7 @@ exceptions reach the caller as they are, with no foreign context.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -37,6 +38,7 @@ from overmind import (
 )
 from overmind.frames import passed_over
 from overmind.loader import Loader
+from overmind.quirks import torch_warnings
 from overmind.recording import Recording
 from overmind.records import LoadRecord
 
@@ -194,20 +196,24 @@ def _attempt(
 
 def _hit(request: key.Request, segment: _core.Segment, meta: dict[str, Any], parts: list[Any]) -> _Hit:
     clock = worth.Clock()
-    result = _restore(segment, meta, parts, request.call.filled)
+    result = _restore(segment, meta, parts, request)
     return _Hit(result, segment, request, meta, clock.seconds())
 
 
-def _restore(
-    segment: _core.Segment, meta: dict[str, Any], parts: list[Any], filled: dict[Any, Any] | None = None
-) -> Any:
+def _restore(segment: _core.Segment, meta: dict[str, Any], parts: list[Any], request: key.Request) -> Any:
     if meta["borrowed"]:
         borrowing.attach(segment, meta["dependencies"], meta["borrowed"])
-    result = skeleton.restore(segment, parts)
+    held = torch_warnings.Held() if torch_warnings.concerns(meta["names"]) else None
+    with held or contextlib.nullcontext():
+        result = skeleton.restore(segment, parts)
+    filled = request.call.filled
     if filled is not None:
         result, values = result
         filled.update(values)
-    replay.replay(meta["messages"])
+    if held is None:
+        replay.replay(meta["messages"])
+    else:
+        held.replay(meta["messages"], request.generic)
     return result
 
 
