@@ -155,6 +155,9 @@ def _attempt(
     loader: Loader, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], owner: type | None
 ) -> _Hit | _Miss | _Bypass:
     request = key.make_request(loader, function, args, kwargs, owner)
+    skipped = ambient.skipped_by_caller() if loader.changes_process else None
+    if skipped is not None and not overlap.elsewhere():
+        return _Bypass(f"it is called inside transformers' {skipped}()")
     client = store.client()
     reason = "not loaded before with these arguments"
     with waiting.Wait(request.target) as wait:
