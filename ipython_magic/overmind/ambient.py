@@ -217,6 +217,27 @@ def _refuse_unknown(torch: Any) -> None:
             raise Uncacheable(f"a global {name} registration hook is active in torch")
 
 
+def skipped_by_caller() -> str | None:
+    """The context of transformers in which weights are not initialised, or not tied; None outside of one.
+
+    It exchanges functions of the whole process: another thread's load of a model may be where it is from.
+    """
+    torch, transformers = sys.modules.get("torch"), sys.modules.get("transformers.modeling_utils")
+    if torch is None or transformers is None:
+        return None
+    model = getattr(transformers, "PreTrainedModel", None)
+    for holder, name in (
+        (sys.modules.get("torch.nn.init"), "normal_"),
+        (model, "init_weights"),
+        (model, "tie_weights"),
+    ):
+        function = getattr(holder, name, None)
+        context, local, _ = getattr(function, "__qualname__", "").partition(".<locals>.")
+        if local and context.startswith("no_") and (function.__module__ or "").startswith("transformers."):
+            return context
+    return None
+
+
 def _serialization() -> list[tuple[str, Any, Any]]:
     tls = getattr(sys.modules.get("torch.serialization"), "_serialization_tls", None)
     found: list[tuple[str, Any, Any]] = [

@@ -6,7 +6,10 @@ Exit status: 0 done, 1 it could not be done (or `doctor` found something wrong),
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import os
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -45,7 +48,34 @@ def _print(value: Any, text: str, as_json: bool) -> None:
     click.echo(json.dumps(value, indent=2, sort_keys=True) if as_json else text)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Verbs(click.Group):
+    """Output that can't be written (a full disk) is one line on stderr and status 1, whichever verb it was of."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        try:
+            try:
+                return super().main(*args, **extra)
+            finally:
+                if sys.stdout is not None:
+                    sys.stdout.flush()  # here, where something can be said about it, and not at the interpreter's end
+        except OSError as error:
+            _close_stdout()
+            where = "can't write the output" if error.filename is None else str(error.filename)
+            with contextlib.suppress(OSError, AttributeError):
+                if error.errno != errno.EPIPE:  # who reads no more needs no word
+                    print(f"overmind: {where}: {error.strerror or error}", file=sys.stderr, flush=True)
+            sys.exit(1)
+
+
+def _close_stdout() -> None:
+    """What is still in its buffer goes nowhere, and the interpreter does not try again when it ends."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(_core.__version__, prog_name="overmind")
 def main() -> None:
     """Models that survive a kernel restart: look at the store, and manage it."""
@@ -89,6 +119,8 @@ def run(words: tuple[str, ...]) -> None:
     """Run a script, or `-m MODULE`, as `python` does: with its imports done already, and loads from the store."""
     if not words:
         raise click.UsageError("give a script, or -m and a module")
+    if words == ("-m",):
+        raise click.UsageError("argument expected for -m: the name of a module")
     launch.run(list(words))
 
 

@@ -30,6 +30,8 @@ def start(idle_exit: float | None = None) -> dict[str, Any]:
     """Starts the daemon if none runs. `idle_exit`: seconds without a client after which a daemon started now ends."""
     from overmind import store
 
+    if idle_exit is not None and not idle_exit >= 0:  # NaN, too, with which the daemon would not start
+        raise CommandError(f"--idle-exit takes 0 or more seconds, not {idle_exit}")
     running = status()
     if running["running"]:
         if idle_exit is not None:
@@ -49,7 +51,7 @@ def stop() -> dict[str, Any]:
     from overmind.zygote import stop
 
     before = status()
-    if before["running"]:
+    if before["running"] or "error" in before:
         client().stop()
     try:
         ended = stop.end_all(before["folder"])
@@ -64,7 +66,9 @@ def stop() -> dict[str, Any]:
 
 
 def status() -> dict[str, Any]:
-    """Whether a daemon runs, and where, and the zygotes. Starts none."""
+    """Whether a daemon runs, and where, and the zygotes. Starts none.
+
+    If none runs, `reason`, and `error`, too, where none could: the runtime folder is a file, say."""
     settings = _core.config()
     found: dict[str, Any] = {
         "running": False,
@@ -76,8 +80,10 @@ def status() -> dict[str, Any]:
     }
     try:
         figures = client().stats()
-    except _core.OvermindError as error:
+    except _core.UnavailableError as error:
         return {**found, "reason": str(error)}
+    except _core.OvermindError as error:
+        return {**found, "reason": str(error), "error": str(error)}
     kept = ("version", "daemon_pid", "daemon_rss", "uptime_seconds", "budget", "used", "entries")
     return {**found, "running": True, **{name: figures[name] for name in kept}}  # type: ignore[literal-required]
 
@@ -139,8 +145,8 @@ def why(count: int, here: bool = True) -> list[dict[str, Any]]:
 def resolve(text: str) -> str:
     """The full id of the entry that `text` names: an id, or the beginning of exactly one."""
     ids = [entry["id"] for entry in entries()]
-    found = [text] if text in ids else [name for name in ids if name.startswith(text)]
-    if len(found) == 1 and text:
+    found = [text] if text in ids else [name for name in ids if text and name.startswith(text)]
+    if len(found) == 1:
         return found[0]
     if found:
         raise CommandError(f"{text!r} is the beginning of {len(found)} ids; give more of it")
@@ -149,7 +155,7 @@ def resolve(text: str) -> str:
 
 def drop(ids: list[str]) -> list[str]:
     """Drops entries; returns their ids. Live mappings stay valid in their kernels."""
-    full = [resolve(text) for text in ids]
+    full = list(dict.fromkeys(resolve(text) for text in ids))
     connection = client()
     for entry_id in full:
         connection.drop(entry_id)

@@ -159,6 +159,8 @@ def status_text(found: Row) -> str:
             f"{duration(found['uptime_seconds'])}: {found['entries']} entries, "
             f"{size(found['used'])} of {size(found['budget'])}; the daemon itself {size(found['daemon_rss'])}"
         )
+    elif "error" in found:
+        first = f"no daemon can be used, loads are native: {found['error']}"
     else:
         first = "no daemon is running; the first load starts one"
     lines = (first, zygotes_text(found["zygotes"]), f"folder {found['folder']}", f"log    {found['log']}")

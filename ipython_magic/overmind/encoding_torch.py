@@ -9,7 +9,6 @@ from typing import Any
 
 from overmind import encoding, quirks
 from overmind.encoding import MAX_ARRAY, Encoder, Node
-from overmind.quirks.tokenizers import PENDING
 
 _STRINGS = ("dtype", "device", "layout", "memory_format")
 
@@ -180,7 +179,7 @@ def embedded(encoder: Encoder, value: Any, parent: Node | None, step: list[Any])
 
 def _embedded_facts(encoder: Encoder, state: dict[str, Any], node: Node) -> None:
     # Its Rust part, built or not (quirks/tokenizers.py), is not looked into.
-    facts = sorted((name, part) for name, part in state.items() if name not in ("_tokenizer", PENDING))
+    facts = sorted((name, part) for name, part in state.items() if name != "_tokenizer")
     encoder.parts.append(b"%d:" % len(facts))
     for name, part in facts:
         encoder.text(name)

@@ -22,7 +22,7 @@ def command(*words: str) -> list[str]:
 
 def main() -> None:
     """Entry point of the `overmind` command."""
-    if sys.argv[1:2] == ["run"] and sys.argv[2:3] not in ([], ["-h"], ["--help"]):
+    if sys.argv[1:2] == ["run"] and sys.argv[2:3] not in ([], ["-h"], ["--help"]) and sys.argv[2:] != ["-m"]:
         run(sys.argv[2:])
     from overmind.cli import main as verbs
 

@@ -8,6 +8,7 @@ exceptions reach the caller as they are, with no foreign context.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -38,6 +39,7 @@ from overmind import (
 )
 from overmind.frames import passed_over
 from overmind.loader import Loader
+from overmind.quirks import torch_warnings
 from overmind.recording import Recording
 from overmind.records import LoadRecord
 
@@ -66,6 +68,13 @@ class _Miss:
 @dataclass
 class _Bypass:
     reason: str
+
+
+class _Unrestorable(Exception):  # noqa: N818 - an outcome, not a failure
+    """An entry fails to be unpickled; str() says how."""
+
+
+_failed: set[bytes] = set()  # keys of which an entry could not be restored in this process
 
 
 def nested() -> bool:
@@ -156,6 +165,9 @@ def _attempt(
     loader: Loader, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], owner: type | None
 ) -> _Hit | _Miss | _Bypass:
     request = key.make_request(loader, function, args, kwargs, owner)
+    skipped = ambient.skipped_by_caller() if loader.changes_process else None
+    if skipped is not None and not overlap.elsewhere():
+        return _Bypass(f"it is called inside transformers' {skipped}()")
     client = store.client()
     reason = "not loaded before with these arguments"
     with waiting.Wait(request.target) as wait:
@@ -172,46 +184,76 @@ def _attempt(
                 pause = waiting.SLICE
                 continue
             assert isinstance(found, _core.Segment)
-            meta = json.loads(found.meta)
-            stale = dependencies.changed(meta["dependencies"])
-            if stale is None:
-                slower = worth.note(meta)
-                if slower is not None:
-                    return _Bypass(slower)
-                libraries = foreign_code.state(meta["names"], function)
-                if libraries.by_user is not None:
-                    return _Bypass(libraries.by_user)
-                stale = libraries.difference(meta["libraries"])
-            if stale is None:
-                try:
-                    parts = request.arguments.resolve(meta["substitutes"])
-                except LookupError as error:
-                    stale = str(error)
-                else:
-                    return _hit(request, found, meta, parts)
-            reason = stale
+            outcome = _use(request, found, function)
+            if not isinstance(outcome, str):
+                return outcome
+            reason = outcome
             tries += 1
             _drop(client, found.entry_id)
     return _Bypass(reason)
 
 
+def _use(request: key.Request, segment: _core.Segment, function: Callable[..., Any]) -> _Hit | _Bypass | str:
+    """A hit, or why the load is native though there is an entry, or, as text, why that entry is of no use any more."""
+    meta = json.loads(segment.meta)
+    stale = dependencies.changed(meta["dependencies"])
+    if stale is not None:
+        return stale
+    slower = worth.note(meta)
+    if slower is not None:
+        return _Bypass(slower)
+    libraries = foreign_code.state(meta["names"], function)
+    if libraries.by_user is not None:
+        return _Bypass(libraries.by_user)
+    stale = libraries.difference(meta["libraries"])
+    if stale is not None:
+        return stale
+    try:
+        parts = request.arguments.resolve(meta["substitutes"])
+    except LookupError as error:
+        return str(error)
+    try:
+        return _hit(request, segment, meta, parts)
+    except _Unrestorable as failure:
+        if request.key in _failed:  # what was made anew fails here, too: it may serve another process
+            return _Bypass(str(failure))
+        _failed.add(request.key)
+        return str(failure)
+
+
 def _hit(request: key.Request, segment: _core.Segment, meta: dict[str, Any], parts: list[Any]) -> _Hit:
     clock = worth.Clock()
-    result = _restore(segment, meta, parts, request.call.filled)
+    result = _restore(segment, meta, parts, request)
     return _Hit(result, segment, request, meta, clock.seconds())
 
 
-def _restore(
-    segment: _core.Segment, meta: dict[str, Any], parts: list[Any], filled: dict[Any, Any] | None = None
-) -> Any:
+def _restore(segment: _core.Segment, meta: dict[str, Any], parts: list[Any], request: key.Request) -> Any:
     if meta["borrowed"]:
         borrowing.attach(segment, meta["dependencies"], meta["borrowed"])
-    result = skeleton.restore(segment, parts)
+    held = torch_warnings.Held() if torch_warnings.concerns(meta["names"]) else None
+    try:
+        with held or contextlib.nullcontext():
+            result = skeleton.restore(segment, parts)
+    except (Warning, OSError, MemoryError, RecursionError):
+        raise  # the entry is not to blame
+    except Exception as error:
+        signals.pass_on(error)
+        log.logger.debug("entry %s can't be restored", segment.entry_id, exc_info=True)
+        raise _Unrestorable(f"what was kept could not be restored ({_said(error)})") from error
+    filled = request.call.filled
     if filled is not None:
         result, values = result
         filled.update(values)
-    replay.replay(meta["messages"])
+    if held is None:
+        replay.replay(meta["messages"])
+    else:
+        held.replay(meta["messages"], request.generic)
     return result
+
+
+def _said(error: BaseException) -> str:
+    """In one line."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def _drop(client: _core.Client, entry_id: str) -> None:

@@ -47,6 +47,12 @@ class NativeCall:
             self.reason = f"{name} ran in another thread meanwhile, and may have set torch's default dtype for both"
 
 
+def elsewhere() -> bool:
+    """Whether another thread runs a native load that may have changed settings of the process. Thread-safe."""
+    with _lock:
+        return any(call._thread != threading.get_ident() and call._loader.changes_process for call in _running)
+
+
 def _in_child() -> None:
     global _lock
     _lock = threading.Lock()

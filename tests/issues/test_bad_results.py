@@ -102,3 +102,45 @@ for _ in range(2):
     native = oracle.nat(body).value
     assert oracle.run(body).value == native
     assert native[0] != "loaded" or how == "changed"
+
+
+MOVED = """
+import os
+class Part:
+    def __init__(self, text):
+        self.text = text
+    def __setstate__(self, state):
+        if "MOVED" in os.environ:
+            raise ModuleNotFoundError("No module named 'older'\\nand more")
+        self.__dict__.update(state)
+def part(path):
+    return Part(open(path).read())
+def broken(path):
+    if "MOVED" in os.environ:
+        raise KeyError("of the load itself")
+    return Part(open(path).read())
+"""
+
+
+def test_what_can_not_be_restored_is_made_anew(oracle: Oracle, before: str, folder: Path) -> None:
+    """Else it would fail at every load. Once in a process: what is made anew may be of use to another one."""
+    (folder / "mylib.py").write_text(MOVED)
+    source = before + "value = [load(mylib.part, root + '/text').text for _ in range(3)]"
+    entry = oracle.hit(source).records[0][3]
+    moved = oracle.run(source, env={"MOVED": "1"})
+    assert moved.value == ["one\ntwo\n"] * 3
+    assert moved.outcomes == ["miss", "bypass", "bypass"]
+    why = "what was kept could not be restored (ModuleNotFoundError: No module named 'older')"
+    assert moved.reasons == [why] * 3
+    remade = moved.records[0][3]
+    assert remade != entry
+    assert {tuple(record[::3]) for record in oracle.run(source).records} == {("hit", remade)}
+
+
+def test_the_loads_own_exception_after_a_failed_restore(oracle: Oracle, before: str, folder: Path) -> None:
+    (folder / "mylib.py").write_text(MOVED)
+    source = before + "load(mylib.broken, root + '/text')"
+    oracle.hit(source)
+    run = oracle.run(source, env={"MOVED": "1"}, check=False)
+    assert run.stderr.splitlines()[-1] == "KeyError: 'of the load itself'"
+    assert "could not be restored" not in run.stderr and "another exception" not in run.stderr

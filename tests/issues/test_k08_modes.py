@@ -151,3 +151,24 @@ def test_auto_follows_what_the_checkpoint_holds(oracle: Oracle, folder: Path) ->
         value = [str(BertForMaskedLM.from_pretrained({path!r}, dtype=d).dtype) for d in ("auto", "float32", "float16")]
     """)
     assert run.value == ["torch.float16", "torch.float32", "torch.float16"]
+
+
+def test_weights_that_are_not_initialised_or_not_tied(oracle: Oracle, folder: Path) -> None:
+    """transformers' own contexts, round a load: what one makes is not what another outside makes."""
+    prepared(oracle, folder)
+    load = (
+        loads(folder).partition("\na = ")[0]
+        + "\nimport contextlib\nfrom transformers import initialization\nwith {}:\n"
+        + "    n = overmind.load(mylib.load, {})\n"
+        + "    m = BertForMaskedLM.from_pretrained(root + '/m')\n"
+        + "value = [{}, m.cls.predictions.decoder.weight.device.type]\n"
+    )
+    plain = "contextlib.nullcontext()"
+    ones = "n.weight.tolist() == [1.0] * len(n.weight)"  # anything, where it is not initialised
+    for size, context, device in ((3, "no_init_weights", "cpu"), (4, "no_tie_weights", "meta")):
+        inside = oracle.by(load.format(f"initialization.{context}()", size, "None"))
+        assert [record[0] for record in inside.records if "Config" not in record[2]] == ["bypass"] * 2, inside.records
+        assert all(context in record[1] for record in inside.records if "Config" not in record[2])
+        assert inside.value[1] == device
+        for _ in range(2):
+            assert oracle.run(load.format(plain, size, ones)).value == [True, "cpu"]

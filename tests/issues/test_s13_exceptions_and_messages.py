@@ -290,3 +290,70 @@ def test_warnings_on_stderr(oracle: Oracle, before: str) -> None:
     run = oracle.by(before + "load(mylib.talks, root + '/words')\nvalue = 1")
     assert run.stderr.count("UserWarning: slow: abc") == 1
     assert run.stderr.count("read 3 letters of file") == 1
+
+
+MAKES = """
+import torch
+
+
+def dense(path):
+    with open(path) as file:
+        return torch.eye(int(file.read()))
+
+
+def sparse(path):
+    return dense(path).to_sparse_csr()
+
+
+def quantised(path):
+    return torch.quantize_per_tensor(dense(path), 0.1, 10, torch.quint8)
+"""
+
+HEARD = """
+import warnings, makes
+
+def said(make):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter(%r)
+        make()
+    return [[w.category.__name__, str(w.message), w.filename, w.lineno] for w in caught]
+
+value = [said(lambda: %s) for _ in range(2)]
+"""
+
+
+@pytest.mark.parametrize("filter", ["always", "default"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "torch.load(root + '/csr.pt')",
+        "torch.load(root + '/quantised.pt')",
+        "load(makes.sparse, root + '/three')",
+        "load(makes.quantised, root + '/three')",
+    ],
+)
+def test_what_torch_says_once(oracle: Oracle, before: str, folder: Path, call: str, filter: str) -> None:
+    """Making the first sparse or quantised tensor of a process: a restore makes one as the load does."""
+    (folder / "makes.py").write_text(MAKES)
+    (folder / "two").write_text("2")
+    (folder / "three").write_text("3")
+    oracle.nat(
+        before
+        + """
+import makes
+torch.save(makes.sparse(root + "/three"), root + "/csr.pt")
+torch.save(makes.quantised(root + "/three"), root + "/quantised.pt")
+"""
+    )
+    first, second = oracle.by(before + HEARD % (filter, call)).value  # on a busy machine so small a hit is "not faster"
+    assert first and not second
+    # An entry that was made where torch had said it already.
+    call = call.replace("three", "two")
+    (folder / "csr.pt").touch()
+    (folder / "quantised.pt").touch()
+    native = oracle.nat(before + HEARD % (filter, call)).value
+    deaf = "makes.sparse(root + '/three')\nmakes.quantised(root + '/three')\ntorch.load(root + '/quantised.pt')\n"
+    assert oracle.run(before + "import makes\n" + deaf + HEARD % (filter, call)).value == [[], []]
+    run = oracle.run(before + HEARD % (filter, call))
+    assert "miss" not in run.outcomes and run.value[1] == []
+    assert [heard[:2] for heard in run.value[0]] == [heard[:2] for heard in native[0]]

@@ -127,6 +127,7 @@ def test_drop_stale_and_all(runtime: Path, tmp_path: Path) -> None:
         ["drop", "--all", "--stale"],
         ["why", "0"],
         ["start", "--idle-exit", "soon"],
+        ["start", "--idle-exit", "nan"],
         ["pin"],
         ["list", "extra"],
         ["pin", "0123456789abcdef"],
@@ -135,6 +136,44 @@ def test_drop_stale_and_all(runtime: Path, tmp_path: Path) -> None:
 )
 def test_misuse_exits_with_2(runtime: Path, words: list[str]) -> None:
     assert "Error" in overmind(*words, expect=2)
+
+
+def test_the_empty_text_names_no_entry(runtime: Path, file: Path) -> None:
+    entry = load(file)
+    for words in (["drop", ""], ["pin", ""]):
+        assert "no entry ''" in overmind(*words, expect=2)
+    assert as_json("drop", entry, entry[:4]) == {"dropped": [entry]}, "named twice, dropped once"
+
+
+@pytest.mark.parametrize("words", [["list"], ["why"], ["stats"], ["status"], ["start"], ["doctor"], ["--help"]])
+@pytest.mark.parametrize("buffered", [True, False])
+def test_output_that_can_not_be_written(runtime: Path, words: list[str], buffered: bool) -> None:
+    overmind("start")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, *([] if buffered else ["-u"]), "-m", "overmind.cli", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "overmind: can't write the output: No space left on device\n"
+
+
+def test_a_module_is_missing_for_run(runtime: Path) -> None:
+    for program in (["-m", "overmind.cli"], ["-c", "from overmind.launch import main; main()"]):
+        done = subprocess.run([sys.executable, *program, "run", "-m"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2 and "argument expected for -m" in done.stderr, done.stderr
+        assert "overmind-launch" not in done.stderr
+
+
+def test_a_runtime_folder_that_is_a_file(runtime: Path, file: Path) -> None:
+    env = {"OVERMIND_RUNTIME_DIR": str(file)}
+    for verb in ("status", "start", "stop", "list", "stats"):
+        said = overmind(verb, expect=1, env=env)
+        assert f"{file} is a symlink or not a folder" in said and "the first load starts one" not in said
+    assert file.read_bytes() == b"weights"
 
 
 def test_monitor(runtime: Path, file: Path) -> None:

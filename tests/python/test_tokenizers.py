@@ -33,11 +33,34 @@ def clip(tmp_path: Path) -> Any:
 
 def test_the_rust_part_is_built_at_first_use() -> None:
     restored = copy_of(fast())
-    assert quirk.PENDING in vars(restored)
+    assert quirk.unbuilt(vars(restored))
     assert restored("ab a <x>").input_ids == fast()("ab a <x>").input_ids
-    assert quirk.PENDING not in vars(restored)
+    assert not quirk.unbuilt(vars(restored))
     assert type(restored._tokenizer) is Tokenizer
-    assert restored._tokenizer is restored.backend_tokenizer
+    assert restored._tokenizer is restored.backend_tokenizer is vars(restored)["_tokenizer"]
+
+
+def test_unused_it_has_the_attributes_of_the_native_one() -> None:
+    restored = copy_of(fast())
+    assert list(vars(restored)) == list(vars(fast()))
+    own = vars(restored)["_tokenizer"]
+    assert own.get_vocab() == fast()._tokenizer.get_vocab() and repr(own) == repr(fast()._tokenizer)
+    assert type(copy.deepcopy(own)) is type(pickle.loads(pickle.dumps(own))) is Tokenizer
+    assert own.no_padding == restored._tokenizer.no_padding, "the one that was looked at is the one that is used"
+
+
+def test_it_can_be_replaced_and_removed() -> None:
+    for used in (False, True):
+        restored = copy_of(fast())
+        if used:
+            restored("ab")
+        other = fast()._tokenizer
+        restored._tokenizer = other
+        assert restored._tokenizer is vars(restored)["_tokenizer"] is other
+        del restored._tokenizer
+        assert restored._tokenizer is None and "_tokenizer" not in vars(restored)
+        with pytest.raises(AttributeError):
+            del restored._tokenizer
 
 
 def test_equal_in_every_attribute() -> None:

@@ -10,7 +10,7 @@ from overmind.quirks import tokenizers, torchscript
 
 def complete(value: Any, state: dict[str, Any]) -> None:
     """Builds what a hit left for later, before somebody looks into `state`, the __dict__ of `value`."""
-    if tokenizers.PENDING in state:
+    if tokenizers.unbuilt(state):
         tokenizers.build(value)
     elif torchscript.PENDING in state:
         torchscript.build(value)

@@ -2,14 +2,16 @@
 """Fast tokenizers: the Rust part of a restored one is built when it is first used.
 
 Building it is most of a native load and of a hit alike: 0.2 s for the 49,408 tokens of CLIP, 0.5 s for 128,000, with
-the GIL held (tokenizers 0.23, Tokenizer.from_str). So a hit restores everything else of a transformers tokenizer and
-keeps the state of its `_tokenizer` as bytes of the entry. transformers gives the class `_tokenizer = None`; a
-descriptor in that place builds it when it is asked for, and from then on the instance has its own `_tokenizer`, as
-natively. Copies and pickles ask for it first. Thread safety: one thread builds, others wait.
+the GIL held (tokenizers 0.23, Tokenizer.from_str). So a hit restores everything else of a transformers tokenizer, and
+in the place of its `_tokenizer` an Unbuilt, which has the state as bytes of the entry. transformers gives the class
+`_tokenizer = None`; a descriptor in that place builds the real one when it is asked for and puts it where the Unbuilt
+was. Who looks into `vars()` before finds the name where it is natively, and an object that acts as the real one.
+Copies and pickles ask for it first. Thread safety: one thread builds, others wait.
 """
 
 from __future__ import annotations
 
+import copy
 import marshal
 import pickle
 import sys
@@ -18,8 +20,6 @@ from collections.abc import Callable
 from typing import Any
 
 from overmind import _core
-
-PENDING = "_overmind_tokenizer"  # in the __dict__ of a tokenizer whose Rust part was not built yet
 
 _BASES = (
     ("transformers.tokenization_utils_tokenizers", "TokenizersBackend"),
@@ -31,16 +31,65 @@ _WRAP = "_wrap_decode_method_backend_tokenizer"
 _lock = threading.RLock()
 
 
+class Unbuilt:
+    """The Rust tokenizer of a restored one until it is first used; whatever is asked of it builds it."""
+
+    __slots__ = ("_built", "_state", "_wrapped")
+
+    def __init__(self, state: Any, wrapped: bool) -> None:
+        self._state = state
+        self._wrapped = wrapped
+        self._built: Any = None
+
+    def build(self) -> tuple[Any, bool]:
+        """The Rust tokenizer, the same one each time, and whether its class is still to wrap it. Under _lock."""
+        if self._built is None:
+            import tokenizers
+            from tokenizers.models import BPE
+
+            backend = tokenizers.Tokenizer(BPE())
+            backend.__setstate__(bytes(self._state))
+            self._built, self._state = backend, None
+        return self._built, self._wrapped
+
+    def __getattr__(self, name: str) -> Any:
+        with _lock:
+            return getattr(self.build()[0], name)
+
+    def __repr__(self) -> str:
+        with _lock:
+            return repr(self.build()[0])
+
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        """Copies and pickles are of the real one, and name nothing of Overmind."""
+        with _lock:
+            return copy.copy, (self.build()[0],)
+
+
 class _OnDemand:
-    """Stands where the class has `_tokenizer = None`. No data descriptor: an instance's own value comes first."""
+    """Stands where the class has `_tokenizer = None`. A data descriptor: it is asked before the instance's own."""
 
     def __init__(self, default: Any) -> None:
         self._default = default
 
     def __get__(self, tokenizer: Any, owner: type | None = None) -> Any:
-        if tokenizer is None or PENDING not in tokenizer.__dict__:
-            return self._default if tokenizer is None else tokenizer.__dict__.get("_tokenizer", self._default)
-        return build(tokenizer)
+        if tokenizer is None:
+            return self._default
+        own = tokenizer.__dict__.get("_tokenizer", self._default)
+        return build(tokenizer) if type(own) is Unbuilt else own
+
+    def __set__(self, tokenizer: Any, value: Any) -> None:
+        tokenizer.__dict__["_tokenizer"] = value
+
+    def __delete__(self, tokenizer: Any) -> None:
+        if "_tokenizer" not in tokenizer.__dict__:
+            raise AttributeError("_tokenizer")
+        del tokenizer.__dict__["_tokenizer"]
+
+
+def unbuilt(state: dict[str, Any]) -> bool:
+    """Whether this is the __dict__ of a tokenizer whose Rust part was not built yet."""
+    return type(state.get("_tokenizer")) is Unbuilt
 
 
 def reducer(kind: type) -> Callable[[Any], tuple[Any, ...]] | None:
@@ -54,37 +103,30 @@ def reducer(kind: type) -> Callable[[Any], tuple[Any, ...]] | None:
 def build(tokenizer: Any) -> Any:
     """The Rust tokenizer of a restored one. Raises what tokenizers raises for a state it can't read."""
     with _lock:
-        pending = tokenizer.__dict__.get(PENDING)
-        if pending is not None:
-            import tokenizers
-            from tokenizers.models import BPE
-
-            backend = tokenizers.Tokenizer(BPE())
-            state, wrapped = pending
-            backend.__setstate__(bytes(state))
-            tokenizer.__dict__["_tokenizer"] = backend
-            del tokenizer.__dict__[PENDING]
-            if wrapped:
-                getattr(tokenizer, _WRAP)()
+        found = tokenizer.__dict__["_tokenizer"]
+        if type(found) is not Unbuilt:
+            return found
+        backend, wrapped = found.build()
+        tokenizer.__dict__["_tokenizer"] = backend
+        if wrapped:
+            getattr(tokenizer, _WRAP)()
         return tokenizer.__dict__["_tokenizer"]
 
 
-def restore(kind: Any, state: Any, wrapped: bool) -> Any:
-    """Pickle's call on a hit: a tokenizer of class `kind`, still without its other attributes."""
+def restore(kind: Any) -> Any:
+    """Pickle's call on a hit: a tokenizer of class `kind`, still without its attributes."""
     base = _base(kind)
     if base is None:
         raise pickle.UnpicklingError(f"{kind.__qualname__} is no tokenizer of transformers any more")
     _install(base)
-    tokenizer = kind.__new__(kind)
-    tokenizer.__dict__[PENDING] = (state, wrapped)
-    return tokenizer
+    return kind.__new__(kind)
 
 
 def _reduce(tokenizer: Any) -> tuple[Any, ...]:
     import tokenizers
 
     kind, own = type(tokenizer), tokenizer.__dict__
-    if PENDING in own:
+    if unbuilt(own):
         build(tokenizer)
     backend = own.get("_tokenizer")
     if type(backend) is not tokenizers.Tokenizer:
@@ -92,10 +134,20 @@ def _reduce(tokenizer: Any) -> tuple[Any, ...]:
     wrapped = _is_wrapped(kind, backend)
     if not wrapped:
         refuse_attributes(backend)
-    others = {
-        name: _Packed(own[name]) if _is_packable(own, name) else own[name] for name in own if name != "_tokenizer"
-    }
-    return restore, (kind, pickle.PickleBuffer(backend.__getstate__()), wrapped), others
+    state: dict[str, Any] = {name: _Packed(own[name]) if _is_packable(own, name) else own[name] for name in own}
+    state["_tokenizer"] = _Backend(backend, wrapped)
+    return restore, (kind,), state
+
+
+class _Backend:
+    """A Rust tokenizer in an entry."""
+
+    def __init__(self, backend: Any, wrapped: bool) -> None:
+        self._backend = backend
+        self._wrapped = wrapped
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Unbuilt, (pickle.PickleBuffer(self._backend.__getstate__()), self._wrapped)
 
 
 class _Packed:
@@ -165,7 +217,7 @@ def _ordinary(kind: Any) -> bool:
 
 def _getstate(tokenizer: Any) -> Any:
     """As object.__getstate__ of a class without slots, with the Rust part in it."""
-    if PENDING in tokenizer.__dict__:
+    if unbuilt(tokenizer.__dict__):
         build(tokenizer)
     return tokenizer.__dict__
 
