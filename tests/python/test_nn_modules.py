@@ -61,6 +61,14 @@ def _other_type() -> nn.Module:
     return module
 
 
+class OwnState(nn.Linear):
+    """Looks for a table in the state that it is given."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.seen = "_forward_hooks" in state
+
+
 MODULES = {
     "plain": lambda: nn.Linear(2, 3),
     "frozen": lambda: nn.Linear(2, 3).eval().requires_grad_(False),
@@ -72,6 +80,12 @@ MODULES = {
     "attributes": _attributes_on_a_table,
     "other type": _other_type,
     "lstm": lambda: nn.LSTM(2, 3),  # has a __setstate__ of its own
+    "own state": lambda: OwnState(2, 3),
+    # torch's own that extend that of nn.Module
+    "convolution": lambda: nn.Conv2d(2, 3, 3, padding_mode="circular"),
+    "attention": lambda: nn.MultiheadAttention(4, 2),
+    "softmax": lambda: nn.Sequential(nn.Softmax(), nn.AvgPool3d(2)),
+    "transformer": lambda: nn.Transformer(4, 2, 1, 1, 8),
 }
 
 
