@@ -262,11 +262,6 @@ DIR* open_folder(const char* path) {
 
 void* find_symbol(void* library, const char* name);
 
-template <typename Function>
-void* address_of(Function* function) {
-  return reinterpret_cast<void*>(function);
-}
-
 std::vector<Replacement> make_replacements() {
   std::vector<Replacement> table = {
       Replacement{"open", address_of(&open_at_path<&::open>)},

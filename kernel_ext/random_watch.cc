@@ -38,11 +38,6 @@ long call_system(long number, ...) {
   return ::syscall(number, values[0], values[1], values[2], values[3], values[4], values[5]);
 }
 
-template <typename Function>
-void* address_of(Function* function) {
-  return reinterpret_cast<void*>(function);
-}
-
 int raise_now(void* error) {
   const auto value = py::reinterpret_steal<py::object>(static_cast<PyObject*>(error));
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())), value.ptr());

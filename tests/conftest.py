@@ -42,6 +42,14 @@ def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:
         time.sleep(0.01)
 
 
+def settle(path: Path) -> None:
+    """Waits until nothing at or below `path` was changed within the last two ticks: what was is not kept."""
+    from overmind import modules  # of the fixtures themselves nothing needs it to be built
+
+    newest = max(each.stat().st_ctime_ns for each in (path, *path.rglob("*")))
+    wait_for(lambda: time.time_ns() - newest > 2 * modules.TICK_NS, 5, f"{path} is settled")
+
+
 def processes_of(runtime: Path) -> list[psutil.Process]:
     """Every process of the daemon of this runtime folder, and of its zygotes: the command line names the folder.
     A launcher's environment does."""

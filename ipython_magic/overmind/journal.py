@@ -14,19 +14,22 @@ from pathlib import Path
 from overmind import _core, log
 from overmind.records import LoadRecord
 
-_NAME = "history.jsonl"
 _LIMIT = 128 * 1024  # bytes, some 400 loads
 
 
 def path() -> Path:
     """Where the file is, whether it exists or not."""
-    return Path(_core.config().instance_dir) / _NAME
+    return Path(_place())
+
+
+def _place() -> str:
+    return f"{_core.config().instance_dir}/history.jsonl"
 
 
 def append(record: LoadRecord) -> None:
     """Adds one line; about 30 us. Never raises. Nothing is created where no daemon has been."""
     try:
-        _append(f"{_core.config().instance_dir}/{_NAME}", json.dumps({"pid": os.getpid(), **vars(record)}))
+        _append(_place(), json.dumps({"pid": os.getpid(), **vars(record)}))
     except FileNotFoundError:
         log.logger.debug("no runtime folder: %s is not kept for `overmind why`", record)
     except (OSError, ValueError, TypeError, _core.OvermindError):

@@ -18,13 +18,13 @@ import sys
 import threading
 import time
 import types
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
 from overmind import _core, ambient, dependencies, draws, frames, hub, modules, replay, signals
 from overmind.encoding import Uncacheable
 from overmind.key import Request, encode_arguments
+from overmind.warning_hook import WarningHook
 
 MAX_MESSAGES = 1000
 _ADDED_BY_FORMATTERS = {"message", "asctime"}
@@ -287,26 +287,22 @@ def _is_new_torch() -> bool:
     return bool(same and seed >= 1 << 32)
 
 
-class _Hook:
+class _Hook(WarningHook):
     """One installation of the hooks, over whatever was there. Idle, and only passing on, once it is not current."""
 
     def __init__(self) -> None:
-        self.factory = logging.getLogRecordFactory()
-        self.show = warnings.showwarning
-        self.installed_factory = self.make_record  # a bound method is made anew at each access
-        self.installed_show = self.show_warning
-        logging.setLogRecordFactory(self.installed_factory)
-        warnings.showwarning = self.installed_show
+        super().__init__()
+        self._factory = logging.getLogRecordFactory()
+        self._installed_factory = self.make_record  # a bound method is made anew at each access
+        logging.setLogRecordFactory(self._installed_factory)
 
     def remove(self) -> None:
-        """Restores what was there, unless somebody has put his own over it: that one still calls this."""
-        if logging.getLogRecordFactory() is self.installed_factory:
-            logging.setLogRecordFactory(self.factory)
-        if warnings.showwarning is self.installed_show:
-            warnings.showwarning = self.show
+        super().remove()
+        if logging.getLogRecordFactory() is self._installed_factory:
+            logging.setLogRecordFactory(self._factory)
 
     def make_record(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
-        record = self.factory(*args, **kwargs)
+        record = self._factory(*args, **kwargs)
         collector = _hooks.collector(self)
         if collector is not None and record.name.partition(".")[0] != "overmind" and not frames.importing():
             try:
@@ -315,19 +311,12 @@ class _Hook:
                 collector.note(None)
         return record
 
-    def show_warning(
-        self,
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: Any = None,
-        line: str | None = None,
-    ) -> None:
+    def takes(self, warning: tuple[Any, ...]) -> bool:
+        message, category, filename, lineno, file, _ = warning
         collector = _hooks.collector(self)
         if collector is not None and file is None and not frames.importing():
             collector.note(replay.of_warning(message, category, filename, lineno))
-        self.show(message, category, filename, lineno, file, line)
+        return False
 
 
 class _Hooks:

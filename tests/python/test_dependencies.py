@@ -12,17 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import settle
 from overmind import dependencies, modules
 from overmind.dependencies import Opened, Refused
 from overmind.encoding import Uncacheable
-
-
-def settle(path: Path) -> None:
-    """Waits until `path` was last changed more than two ticks ago."""
-    deadline = time.monotonic() + 5
-    while time.time_ns() - os.stat(path).st_ctime_ns <= 2 * modules.TICK_NS:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 @pytest.fixture

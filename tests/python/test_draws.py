@@ -12,7 +12,6 @@ import secrets
 import signal
 import tempfile
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +22,8 @@ import numpy as np
 import pytest
 import sklearn.ensemble
 import torch
-from conftest import Oracle, wait_for
-from overmind import draws, key, modules
+from conftest import Oracle, settle
+from overmind import draws, key
 from overmind.loader import Loader
 from overmind.recording import Recording
 
@@ -45,12 +44,6 @@ def refusal(load: Callable[[], Any], loader: Loader = Loader(name="overmind.load
     with Recording(key.make_request(loader, work, (), {}, None)) as recording:
         load()
     return recording.refusal
-
-
-def settle(folder: Path) -> None:
-    """Waits until nothing in `folder` was changed within the last two ticks."""
-    newest = max(os.stat(path).st_ctime_ns for path in (folder, *folder.rglob("*")))
-    wait_for(lambda: time.time_ns() - newest > 2 * modules.TICK_NS, 5, "the clock goes on")
 
 
 def in_a_thread(draw: Callable[[], Any]) -> Any:

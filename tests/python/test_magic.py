@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import overmind
 import pytest
-from conftest import processes_of, wait_for
-from overmind import modules, records, store
+from conftest import processes_of, settle, wait_for
+from overmind import records, store
 
 
 @pytest.fixture
@@ -38,11 +37,6 @@ def file(tmp_path: Path) -> Path:
     path.write_bytes(b"weights")
     settle(path)
     return path
-
-
-def settle(path: Path) -> None:
-    """A file that was written a moment ago is not kept: see dependencies.py."""
-    wait_for(lambda: time.time_ns() - path.stat().st_ctime_ns > 2 * modules.TICK_NS, 5, "a settled file")
 
 
 CELL = """

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from overmind import _core, dependencies, journal, key, modules, replay
+from conftest import settle
+from overmind import _core, dependencies, journal, key, replay
 from overmind.loader import Loader
 from overmind.recording import Recording
 from overmind.records import LoadRecord
@@ -61,15 +62,6 @@ def record(load: Callable[[], Any], *args: Any, **kwargs: Any) -> Recording:
     with Recording(request(*args, **kwargs)) as recording:
         load()
     return recording
-
-
-def settle(folder: Path) -> None:
-    """Waits until nothing in `folder` was changed within the last two ticks."""
-    deadline = time.monotonic() + 5
-    newest = max(os.stat(path).st_ctime_ns for path in (folder, *folder.rglob("*")))
-    while time.time_ns() - newest <= 2 * modules.TICK_NS:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from overmind import replay as messages_of_loads
+from overmind.warning_hook import WarningHook
 
 _REBUILDERS = {"_rebuild_sparse_tensor", "_rebuild_qtensor"}  # functions of torch._utils, in a pickle
 _TYPED = "TypedStorage is deprecated"  # said by unpickling alone, whereas torch.quantize_per_tensor() does not say it
@@ -87,32 +88,12 @@ class Held:
                 warnings.showwarning(*warning)
 
 
-class _Hook:
-    """In the place of warnings.showwarning while something is restored. Idle, and only passing on, afterwards."""
+class _Hook(WarningHook):
+    """While something is restored."""
 
-    def __init__(self) -> None:
-        self._show = warnings.showwarning
-        self._installed = self.show_warning  # a bound method is made anew at each access
-        warnings.showwarning = self._installed
-
-    def remove(self) -> None:
-        """Unless somebody has put his own over it: that one still calls this."""
-        if warnings.showwarning is self._installed:
-            warnings.showwarning = self._show
-
-    def show_warning(
-        self,
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: Any = None,
-        line: str | None = None,
-    ) -> None:
+    def takes(self, warning: tuple[Any, ...]) -> bool:
         held: Held | None = getattr(_local, "held", None)
-        warning = (message, category, filename, lineno, file, line)
-        if held is None or not held.note(str(message), warning):
-            self._show(*warning)
+        return held is not None and held.note(str(warning[0]), warning)
 
 
 def _in_child() -> None:
