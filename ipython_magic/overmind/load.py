@@ -21,6 +21,7 @@ from overmind import (
     _core,
     ambient,
     borrowing,
+    collector,
     dependencies,
     encoding,
     foreign_code,
@@ -272,10 +273,12 @@ def _load_and_publish(
     try:
         recording = Recording(request)
         native_call = overlap.NativeCall(loader)
+        # A function of the user's may count on the collector.
+        garbage = contextlib.nullcontext() if request.generic else collector.young_only
         native_begun = time.perf_counter()
         _local.recording = True
         try:
-            with native_call, recording:
+            with native_call, recording, garbage:
                 result = function(*args, **kwargs)
         except BaseException as error:
             now = time.perf_counter()

@@ -12,7 +12,6 @@ Thread safety: take() and restore() may run on any thread, several at once.
 from __future__ import annotations
 
 import copyreg
-import gc
 import importlib
 import io
 import pickle
@@ -20,12 +19,10 @@ import struct
 import sys
 import types
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from overmind import _core, log, modes, torch_fallback, unfit
+from overmind import _core, collector, log, modes, torch_fallback, unfit
 from overmind.quirks import bitsandbytes, nn_modules, tokenizers, torch_hooks, torchao, torchscript, transformers
 
 _QUIRKS = (tokenizers, transformers, torch_hooks, bitsandbytes, torchao)
@@ -58,7 +55,7 @@ def take(
     Unsupported only; leaves `result` as it is.
     """
     try:
-        with _without_gc():
+        with collector.off():
             return _take(result, substitutes, archive)
     except Unsupported:
         raise
@@ -75,7 +72,7 @@ def restore(segment: _core.Segment, substitutes: list[Any]) -> Any:
     the entry is no use then.
     """
     storages, first, next_hook_id = _header(segment.tensors)
-    with _without_gc(), modes.without_torch_modes():
+    with collector.off(), modes.without_torch_modes():
         backend = _backend(needs_torch=storages > 0)
         source = segment if backend is torch_fallback else segment.capsule()
         items = backend.build(source, substitutes)
@@ -241,29 +238,6 @@ def _keep_hook_ids_apart(next_hook_id: int) -> None:
     from torch.utils.hooks import RemovableHandle
 
     RemovableHandle.next_id = max(RemovableHandle.next_id, next_hook_id)
-
-
-@contextmanager
-def _without_gc() -> Iterator[None]:
-    """100,000 new objects set off a dozen collections, a third of the time of a restore; none finds anything."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        if not _some_are_frozen():
-            # Straight to the oldest generation: collecting the youngest would look at each of them once, 10 ms.
-            gc.freeze()
-            gc.unfreeze()
-        gc.enable()
-
-
-def _some_are_frozen() -> bool:
-    """Whether gc.unfreeze() would undo what somebody did. A zygote froze all its objects: counting them takes 57 ms."""
-    profile = sys.modules.get("overmind.zygote.profile")
-    return (profile is not None and profile.forked()) or gc.get_freeze_count() > 0
 
 
 def _first_line(error: BaseException) -> str:

@@ -42,6 +42,7 @@ def scenario(spec: Scenario, samples: Samples) -> dict[str, Any]:
     total = _medians(samples, names)
     return {
         "title": spec.title,
+        "rounds": len(samples["plain"]),
         "nbytes": samples["plain"][0]["nbytes"],
         "steps": steps,
         "total": total,
@@ -108,7 +109,13 @@ def bare(samples: dict[str, dict[str, list[float]]], entries: int) -> dict[str, 
         loaders[loader] = {"one_entry": one, "many_entries": many, "change": many / one - 1, "samples": found}
         goals.append(goal(f"{loader}: a bare hit at most 2 ms", one * 1e3, 2.0, "ms"))
         goals.append(goal(f"{loader}: {entries:,} entries change it by at most 10 %", many / one - 1, 0.10, "share"))
-    return {"title": "hit of a tiny object", "entries": entries, "loaders": loaders, "goals": goals}
+    return {
+        "title": "hit of a tiny object",
+        "rounds": len(samples["torch.load"]["one"]),
+        "entries": entries,
+        "loaders": loaders,
+        "goals": goals,
+    }
 
 
 def kernels(found: dict[str, Any]) -> dict[str, Any]:
@@ -133,6 +140,7 @@ def kernels(found: dict[str, Any]) -> dict[str, Any]:
     ]
     return {
         "title": "kernels and scripts",
+        "rounds": len(found["restarts"]["samples"]["warm"]),
         "restarts": restarts,
         "total": total,
         "answers": answers,
@@ -143,10 +151,9 @@ def kernels(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def document(results: dict[str, Any], runs: int, quick: bool) -> dict[str, Any]:
+def document(results: dict[str, Any], quick: bool) -> dict[str, Any]:
     return {
         "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "runs": runs,
         "quick": quick,
         **_machine(),
         "results": results,
@@ -203,7 +210,7 @@ def table(found: dict[str, Any]) -> str:
     results = found["results"]
     lines = []
     if any(name in SCENARIOS for name in results):
-        head = ["load", "plain", "hit", "ratio", "plain, read", "hit, read", "ratio", "first", "/plain", "committed"]
+        head = ["load", "n", "plain", "hit", "ratio", "plain read", "hit read", "ratio", "first", "/plain", "committed"]
         rows = [row for name in results if name in SCENARIOS for row in _load_rows(name, results[name])]
         lines += [*_grid([head, *rows]), ""]
     if "memory" in results:
@@ -247,16 +254,17 @@ def _kernel_lines(found: dict[str, Any]) -> list[str]:
 
 
 def _load_rows(name: str, result: dict[str, Any]) -> list[list[str]]:
-    rows = [_row(name, result["total"], seconds(result["committed"]))]
+    rows = [_row(name, str(result["rounds"]), result["total"], seconds(result["committed"]))]
     if len(result["steps"]) > 1:
-        rows += [_row(f"  {step}", medians, "") for step, medians in result["steps"].items()]
+        rows += [_row(f"  {step}", "", medians, "") for step, medians in result["steps"].items()]
     return rows
 
 
-def _row(name: str, medians: dict[str, Any], committed: str) -> list[str]:
+def _row(name: str, rounds: str, medians: dict[str, Any], committed: str) -> list[str]:
     plain, hit = medians["plain"], medians["hit"]
     return [
         name,
+        rounds,
         seconds(plain["load"]),
         seconds(hit["load"]),
         f"{medians['ratio']:.1f}x",

@@ -2,8 +2,9 @@
 """Measures Overmind beside plain loads; prints a table and writes build/bench.json.
 
 Every figure comes from a fresh process. In each round plain, first load (miss) and hit follow each other, so that a
-slow minute of the machine falls on all three; the page cache is warmed before each. Missed goals are reported, they
-are no failure: the exit status says only whether everything could be measured.
+slow minute of the machine falls on all three; the page cache is warmed before each. Rounds go on until the goals are
+decided: until the odd rounds alone and the even ones alone say the same of each, or there were fifteen. Missed goals
+are reported, they are no failure: the exit status says only whether everything could be measured.
 
     python tests/benchmarks/run.py [--quick] [--only NAME]... [--runs N] [--json FILE]
 """
@@ -16,7 +17,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ ROOT = HERE.parent.parent
 
 CHILD_SECONDS = 900
 OTHERS = ("memory", "bare", "kernels")
+ROUNDS = range(5, 16)
+"""Fewest and most. A shared machine's speed changes by half within a second: medians of five still move by a fifth."""
 MODES = ("plain", "miss", "hit")
 
 
@@ -118,11 +121,27 @@ def _end(process: subprocess.Popen[str]) -> None:
             stream.close()
 
 
-def measure_loads(bench: Bench, name: str, runs: int) -> dict[str, Any]:
+def rounds(counts: range, goals: Callable[[slice], list[dict[str, Any]]]) -> Iterator[None]:
+    """One item for each round to measure; `goals` judges the rounds of a slice."""
+    for done in range(counts[-1]):
+        if done in counts:
+            verdicts = [[goal["passed"] for goal in goals(slice(first, None, 2))] for first in (0, 1)]
+            if verdicts[0] == verdicts[1]:
+                return
+        yield
+
+
+def measure_loads(bench: Bench, name: str, counts: range) -> dict[str, Any]:
     """Samples of one scenario by mode, one per round."""
     scenario = SCENARIOS[name]
     samples: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
-    for _ in range(runs):
+
+    def goals(chosen: slice) -> list[dict[str, Any]]:
+        some = {mode: samples[mode][chosen] for mode in MODES}
+        judged: list[dict[str, Any]] = report.scenario(scenario, some)["goals"]
+        return judged
+
+    for _ in rounds(counts, goals):
         bench.clear()
         for mode in MODES:
             bench.warm(scenario.models)
@@ -188,7 +207,7 @@ def measure_memory(bench: Bench, processes: int) -> dict[str, Any]:
     )
 
 
-def measure_bare(bench: Bench, runs: int, entries: int, hits: int) -> dict[str, Any]:
+def measure_bare(bench: Bench, counts: range, entries: int, hits: int) -> dict[str, Any]:
     """Time of a hit that restores next to nothing, with one entry in the catalog and with many."""
     import torch
 
@@ -196,7 +215,13 @@ def measure_bare(bench: Bench, runs: int, entries: int, hits: int) -> dict[str, 
     samples: dict[str, dict[str, list[float]]] = {
         loader: {"one": [], "many": []} for loader in ("torch.load", "overmind.load")
     }
-    for _ in range(runs):
+
+    def goals(chosen: slice) -> list[dict[str, Any]]:
+        some = {loader: {kind: each[chosen] for kind, each in found.items()} for loader, found in samples.items()}
+        judged: list[dict[str, Any]] = report.bare(some, entries)["goals"]
+        return judged
+
+    for _ in rounds(counts, goals):
         for loader, found in samples.items():
             bench.clear()
             found["one"].append(bench.child("bare", loader, str(hits))["median"])
@@ -214,18 +239,18 @@ def measure_kernels(bench: Bench, runs: int) -> dict[str, Any]:
     return report.kernels(found)
 
 
-def measure(bench: Bench, names: list[str], runs: int, quick: bool) -> dict[str, Any]:
+def measure(bench: Bench, names: list[str], counts: range, quick: bool) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name in names:
         start = time.monotonic()
         if name == "memory":
             results[name] = measure_memory(bench, 2 if quick else 8)
         elif name == "bare":
-            results[name] = measure_bare(bench, runs, 20 if quick else 1_000, 20 if quick else 300)
+            results[name] = measure_bare(bench, counts, 20 if quick else 1_000, 20 if quick else 300)
         elif name == "kernels":
-            results[name] = measure_kernels(bench, runs)
+            results[name] = measure_kernels(bench, counts[0])
         else:
-            results[name] = measure_loads(bench, name, runs)
+            results[name] = measure_loads(bench, name, counts)
         print(f"{name}: measured in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
     return results
 
@@ -234,16 +259,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small models, one round: shows that it works, no more")
     parser.add_argument("--only", action="append", choices=[*SCENARIOS, *OTHERS], help="may be given more than once")
-    parser.add_argument("--runs", type=int, help="rounds per figure (default 5; 1 with --quick)")
+    parser.add_argument("--runs", type=int, help="rounds per figure, neither more nor fewer (1 with --quick)")
     parser.add_argument("--json", type=Path, default=ROOT / "build" / "bench.json")
     parser.add_argument("--models", type=Path, default=ROOT / "build" / "models")
     options = parser.parse_args()
-    runs = options.runs or (1 if options.quick else 5)
+    runs = options.runs or (1 if options.quick else None)
+    counts = range(runs, runs + 1) if runs else ROUNDS
     names = options.only or [*SCENARIOS, *OTHERS]
     with private_store() as environment:
         bench = Bench(environment, options.models.resolve(), options.quick)
-        results = measure(bench, names, runs, options.quick)
-    document = report.document(results, runs, options.quick)
+        results = measure(bench, names, counts, options.quick)
+    document = report.document(results, options.quick)
     document["runtime_dir"] = environment["OVERMIND_RUNTIME_DIR"]
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(document, indent=1) + "\n")
