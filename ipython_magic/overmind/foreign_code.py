@@ -7,7 +7,7 @@ hit, with the modules that define them and the packages that these lie in:
 
 - What stands there by the user's own code (the notebook's, or a module's that is not installed) makes a load native.
 - What installed packages or plain values change there (liger_kernel puts layers of its own into transformers, a
-  notebook sets `_no_split_modules`) is kept with the entry as digests. A process with another one makes the load anew.
+  notebook sets `_no_split_modules`) is kept with the entry as digests. A process with other ones has an entry of its own.
 
 Not looked at: modules that only help a load and define no class of its result, methods that only run when the model
 does (`forward`), defaults of functions outside classes, `torch.load`, and what is an object of a library's own.
@@ -91,6 +91,10 @@ class State:
         pairs = zip(self.labels, self.digests, kept, strict=False)
         label = next((label for label, here, there in pairs if here != there), "a class of its result")
         return f"{label} has been changed, in this process or in the one that the result was kept from"
+
+    def text(self) -> str:
+        """Equal for processes that are alike in what was looked at."""
+        return self.missing or "\n".join(self.digests)
 
 
 def state(names: Iterable[Sequence[str]], loader: Callable[..., Any]) -> State:

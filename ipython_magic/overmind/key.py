@@ -52,10 +52,20 @@ class Request:
     snapshot: hub.Snapshot | None = None
     """The hub's commit, if the target is a repository."""
 
+    narrowed: bool = False
+    """The key is of narrow()."""
+
     @property
     def generic(self) -> bool:
         """True for a callable of which nothing is known (overmind.load)."""
         return not self.call.loader.target
+
+    def narrow(self, state: str) -> None:
+        """Goes on under a key of its own for processes whose libraries are like this one's: `state`, as text. The entry
+        under the first key was made by a process with other ones, and is right there. Once."""
+        assert not self.narrowed
+        self.key = hashlib.sha256(self.key + state.encode("utf-8", "replace")).digest()
+        self.narrowed = True
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,11 @@ class _Bypass:
     reason: str
 
 
+@dataclass
+class _Narrowed:
+    reason: str
+
+
 class _Unrestorable(Exception):  # noqa: N818 - an outcome, not a failure
     """An entry fails to be unpickled; str() says how."""
 
@@ -186,6 +191,9 @@ def _attempt(
                 continue
             assert isinstance(found, _core.Segment)
             outcome = _use(request, found, function)
+            if isinstance(outcome, _Narrowed):
+                reason = outcome.reason
+                continue
             if not isinstance(outcome, str):
                 return outcome
             reason = outcome
@@ -194,8 +202,11 @@ def _attempt(
     return _Bypass(reason)
 
 
-def _use(request: key.Request, segment: _core.Segment, function: Callable[..., Any]) -> _Hit | _Bypass | str:
-    """A hit, or why the load is native though there is an entry, or, as text, why that entry is of no use any more."""
+def _use(
+    request: key.Request, segment: _core.Segment, function: Callable[..., Any]
+) -> _Hit | _Bypass | _Narrowed | str:
+    """A hit, or why the load is native though there is an entry, or why another one may serve it, or, as text, why that
+    entry is of no use any more."""
     meta = json.loads(segment.meta)
     stale = dependencies.changed(meta["dependencies"])
     if stale is not None:
@@ -208,7 +219,10 @@ def _use(request: key.Request, segment: _core.Segment, function: Callable[..., A
         return _Bypass(libraries.by_user)
     stale = libraries.difference(meta["libraries"])
     if stale is not None:
-        return stale
+        if request.narrowed:
+            return stale
+        request.narrow(libraries.text())
+        return _Narrowed(stale)
     try:
         parts = request.arguments.resolve(meta["substitutes"])
     except LookupError as error:

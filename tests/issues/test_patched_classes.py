@@ -196,7 +196,7 @@ def test_a_patched_class_is_loaded_natively(oracle: Oracle, before: str, name: s
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_was_changed_by_others_is_loaded_anew(oracle: Oracle, before: str, name: str) -> None:
+def test_what_was_changed_by_others_is_kept_apart(oracle: Oracle, before: str, name: str) -> None:
     stock, patched = before + LOAD, before + CHANGES[name] + LOAD
     natively, patched_natively = oracle.nat(stock).value, oracle.nat(patched).value
     assert natively != patched_natively
@@ -206,9 +206,31 @@ def test_what_was_changed_by_others_is_loaded_anew(oracle: Oracle, before: str, 
     other = oracle.run(stock)
     assert other.value == natively and other.records[-1][0] == "miss"
     assert "changed" in other.records[-1][1] or "faster" in other.records[-1][1]
-    assert oracle.run(stock).records[-1][0] == "hit"
-    last = oracle.run(patched)
-    assert last.value == patched_natively and last.records[-1][0] == "miss"
+    for source, value in ((stock, natively), (patched, patched_natively), (stock, natively)):
+        run = oracle.run(source)
+        assert run.value == value and run.records[-1][0] == "hit", "neither throws the other's entry out"
+
+
+def test_three_kinds_of_processes_have_an_entry_each(oracle: Oracle, before: str) -> None:
+    sources = [before + LOAD] + [
+        before + f"from transformers import BertForMaskedLM as patched\npatched._no_split_modules = [{name!r}]\n" + LOAD
+        for name in ("one", "other")
+    ]
+    values = [oracle.nat(source).value for source in sources]
+    for expected in ("miss", "hit", "hit"):
+        for source, value in zip(sources, values, strict=True):
+            run = oracle.run(source)
+            assert run.value == value and run.records[-1][0] == expected
+
+
+def test_an_entry_of_changed_files_is_given_up_under_both_keys(oracle: Oracle, before: str) -> None:
+    stock, patched = before + LOAD, before + CHANGES["a plain attribute"] + LOAD
+    for source in (stock, patched):
+        oracle.run(source)
+    oracle.nat(before + "import tiny\ntiny.bert(root + '/m', seed=2)\n")
+    for source in (patched, stock):
+        assert oracle.run(source).value == oracle.nat(source).value
+        assert oracle.run(source).records[-1][0] == "hit"
 
 
 def test_another_forward_changes_no_load(oracle: Oracle, before: str) -> None:
