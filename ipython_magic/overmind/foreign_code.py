@@ -7,7 +7,7 @@ hit, with the modules that define them and the packages that these lie in:
 
 - What stands there by the user's own code (the notebook's, or a module's that is not installed) makes a load native.
 - What installed packages or plain values change there (liger_kernel puts layers of its own into transformers, a
-  notebook sets `_no_split_modules`) is kept with the entry as digests. A process with other ones has an entry of its own.
+  notebook sets `_no_split_modules`) is kept with the entry as digests. Processes with other ones have their own entry.
 
 Not looked at: modules that only help a load and define no class of its result, methods that only run when the model
 does (`forward`), defaults of functions outside classes, `torch.load`, and what is an object of a library's own.

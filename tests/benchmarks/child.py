@@ -15,6 +15,7 @@ import argparse
 import gc
 import json
 import os
+import statistics
 import sys
 import time
 import warnings
@@ -26,6 +27,17 @@ from scenarios import SCENARIOS, Scenario, folders
 
 PAGE = 4096
 COMMIT_SECONDS = 300.0
+
+
+def pace() -> float:
+    """How slow the machine is just now: seconds for a fixed piece of work. A neighbour on the host slows a virtual
+    machine for seconds at a time, of one by 1.6, and loads with it."""
+    samples = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        sum(number & 3 for number in range(40_000))
+        samples.append(time.perf_counter() - begin)
+    return statistics.median(samples)
 
 
 def storages(obj: Any) -> Iterator[Any]:
@@ -88,6 +100,7 @@ def run_load(name: str, mode: str, where: Any) -> dict[str, Any]:
     load: dict[str, float] = {}
     records: list[list[str]] = []
     gc.collect()
+    paces = [pace()]
     start = time.perf_counter()
     for step in steps:
         before = len(overmind.history()) if mode != "plain" else 0
@@ -96,6 +109,7 @@ def run_load(name: str, mode: str, where: Any) -> dict[str, Any]:
         load[step.name] = time.perf_counter() - begin
         if mode != "plain":
             records += assert_outcome(before, mode, scenario)
+    paces.append(pace())
     committed = None
     if mode == "miss":
         if not overmind.wait_published(COMMIT_SECONDS):
@@ -109,7 +123,9 @@ def run_load(name: str, mode: str, where: Any) -> dict[str, Any]:
         size, total = read_pages(results[step.name], seen)
         read[step.name] = time.perf_counter() - begin
         covered, checksum = covered + size, checksum + total
+    paces.append(pace())
     return {
+        "paces": {"load": statistics.mean(paces[:2]), "read": statistics.mean(paces[1:])},
         "load": load,
         "read": read,
         "committed": committed,

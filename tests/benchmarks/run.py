@@ -2,9 +2,10 @@
 """Measures Overmind beside plain loads; prints a table and writes build/bench.json.
 
 Every figure comes from a fresh process. In each round plain, first load (miss) and hit follow each other, so that a
-slow minute of the machine falls on all three; the page cache is warmed before each. Rounds go on until the goals are
-decided: until the odd rounds alone and the even ones alone say the same of each, or there were fifteen. Missed goals
-are reported, they are no failure: the exit status says only whether everything could be measured.
+slow minute of the machine falls on all three; the page cache is warmed before each. Loads and reads are told at the
+machine's usual speed in this run (report.at_usual_speed). There are five rounds, and more until the goals are decided:
+the odd rounds alone and the even ones alone say the same of each. Missed goals are reported, they are no failure: the
+exit status says only whether everything could be measured.
 
     python tests/benchmarks/run.py [--quick] [--only NAME]... [--runs N] [--json FILE]
 """
@@ -33,8 +34,7 @@ ROOT = HERE.parent.parent
 
 CHILD_SECONDS = 900
 OTHERS = ("memory", "bare", "kernels")
-ROUNDS = range(5, 16)
-"""Fewest and most. A shared machine's speed changes by half within a second: medians of five still move by a fifth."""
+LEAST, MOST = 5, 15  # rounds
 MODES = ("plain", "miss", "hit")
 
 
@@ -121,37 +121,40 @@ def _end(process: subprocess.Popen[str]) -> None:
             stream.close()
 
 
-def rounds(counts: range, goals: Callable[[slice], list[dict[str, Any]]]) -> Iterator[None]:
-    """One item for each round to measure; `goals` judges the rounds of a slice."""
-    for done in range(counts[-1]):
-        if done in counts:
-            verdicts = [[goal["passed"] for goal in goals(slice(first, None, 2))] for first in (0, 1)]
-            if verdicts[0] == verdicts[1]:
-                return
-        yield
+Round = dict[str, Any]
+"""Samples of one round by mode, or by what `bare` measures."""
+Limits = tuple[int, int]
+"""Fewest rounds and most."""
 
 
-def measure_loads(bench: Bench, name: str, counts: range) -> dict[str, Any]:
-    """Samples of one scenario by mode, one per round."""
+def enough(rounds: list[Round], limits: Limits, judge: Callable[[list[Round]], dict[str, Any]]) -> bool:
+    """Whether the goals are decided by the rounds so far, or there are as many as there may be."""
+    if len(rounds) < limits[0] or len(rounds) >= limits[1]:
+        return len(rounds) >= limits[1]
+    odd, even = ([goal["passed"] for goal in judge(half)["goals"]] for half in (rounds[::2], rounds[1::2]))
+    return odd == even
+
+
+def measure_loads(bench: Bench, name: str, limits: Limits) -> dict[str, Any]:
+    """Of one scenario."""
     scenario = SCENARIOS[name]
-    samples: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
 
-    def goals(chosen: slice) -> list[dict[str, Any]]:
-        some = {mode: samples[mode][chosen] for mode in MODES}
-        judged: list[dict[str, Any]] = report.scenario(scenario, some)["goals"]
-        return judged
+    def judge(rounds: list[Round]) -> dict[str, Any]:
+        return report.scenario(scenario, {mode: [each[mode] for each in rounds] for mode in MODES})
 
-    for _ in rounds(counts, goals):
+    rounds: list[Round] = []
+    while not enough(rounds, limits, judge):
         bench.clear()
+        rounds.append({})
         for mode in MODES:
             bench.warm(scenario.models)
-            samples[mode].append(bench.child("load", name, mode))
+            rounds[-1][mode] = bench.child("load", name, mode)
             wait_for_snapshots()
     bench.clear()
-    sums = {sample["checksum"] for mode in MODES for sample in samples[mode]}
+    sums = {sample["checksum"] for each in rounds for sample in each.values()}
     if len(sums) != 1:
         raise SystemExit(f"{name}: the weights differ between plain and Overmind; no figure is worth anything")
-    return report.scenario(scenario, samples)
+    return judge(rounds)
 
 
 def wait_for_snapshots() -> None:
@@ -207,28 +210,25 @@ def measure_memory(bench: Bench, processes: int) -> dict[str, Any]:
     )
 
 
-def measure_bare(bench: Bench, counts: range, entries: int, hits: int) -> dict[str, Any]:
+def measure_bare(bench: Bench, limits: Limits, entries: int, hits: int) -> dict[str, Any]:
     """Time of a hit that restores next to nothing, with one entry in the catalog and with many."""
     import torch
 
     torch.save({"tensor": torch.arange(4)}, bench.tiny_file)
-    samples: dict[str, dict[str, list[float]]] = {
-        loader: {"one": [], "many": []} for loader in ("torch.load", "overmind.load")
-    }
 
-    def goals(chosen: slice) -> list[dict[str, Any]]:
-        some = {loader: {kind: each[chosen] for kind, each in found.items()} for loader, found in samples.items()}
-        judged: list[dict[str, Any]] = report.bare(some, entries)["goals"]
-        return judged
+    def judge(rounds: list[Round]) -> dict[str, Any]:
+        return report.bare(rounds, entries)
 
-    for _ in rounds(counts, goals):
-        for loader, found in samples.items():
+    rounds: list[Round] = []
+    while not enough(rounds, limits, judge):
+        rounds.append({})
+        for loader in report.BARE_LOADERS:
             bench.clear()
-            found["one"].append(bench.child("bare", loader, str(hits))["median"])
+            rounds[-1][f"{loader}, one"] = bench.child("bare", loader, str(hits))
             bench.child("fill", str(entries - 1))
-            found["many"].append(bench.child("bare", loader, str(hits))["median"])
+            rounds[-1][f"{loader}, many"] = bench.child("bare", loader, str(hits))
     bench.clear()
-    return report.bare(samples, entries)
+    return judge(rounds)
 
 
 def measure_kernels(bench: Bench, runs: int) -> dict[str, Any]:
@@ -239,18 +239,18 @@ def measure_kernels(bench: Bench, runs: int) -> dict[str, Any]:
     return report.kernels(found)
 
 
-def measure(bench: Bench, names: list[str], counts: range, quick: bool) -> dict[str, Any]:
+def measure(bench: Bench, names: list[str], limits: Limits, quick: bool) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name in names:
         start = time.monotonic()
         if name == "memory":
             results[name] = measure_memory(bench, 2 if quick else 8)
         elif name == "bare":
-            results[name] = measure_bare(bench, counts, 20 if quick else 1_000, 20 if quick else 300)
+            results[name] = measure_bare(bench, limits, 20 if quick else 1_000, 20 if quick else 300)
         elif name == "kernels":
-            results[name] = measure_kernels(bench, counts[0])
+            results[name] = measure_kernels(bench, limits[0])
         else:
-            results[name] = measure_loads(bench, name, counts)
+            results[name] = measure_loads(bench, name, limits)
         print(f"{name}: measured in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
     return results
 
@@ -264,11 +264,11 @@ def main() -> int:
     parser.add_argument("--models", type=Path, default=ROOT / "build" / "models")
     options = parser.parse_args()
     runs = options.runs or (1 if options.quick else None)
-    counts = range(runs, runs + 1) if runs else ROUNDS
+    limits = (runs, runs) if runs else (LEAST, MOST)
     names = options.only or [*SCENARIOS, *OTHERS]
     with private_store() as environment:
         bench = Bench(environment, options.models.resolve(), options.quick)
-        results = measure(bench, names, counts, options.quick)
+        results = measure(bench, names, limits, options.quick)
     document = report.document(results, options.quick)
     document["runtime_dir"] = environment["OVERMIND_RUNTIME_DIR"]
     options.json.parent.mkdir(parents=True, exist_ok=True)
