@@ -237,7 +237,8 @@ class Opened:
             elif event == "open" or not self._is_import(path):
                 reads[path] = None
         for path in sorted(wrote):
-            if not _ignored_write(path) and os.path.lexists(path):
+            # A folder opened for writing is a file without a name in it (tempfile.TemporaryFile).
+            if not _ignored_write(path) and os.path.lexists(path) and not os.path.isdir(path):
                 raise Refused(f"it wrote {path}, and a hit would not")
         for folder in self._folders:
             self._tree(folder)

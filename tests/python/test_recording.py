@@ -13,6 +13,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -449,6 +450,12 @@ def test_a_file_that_changes_during_the_load_is_refused(tmp_path: Path) -> None:
 
 def test_a_load_that_leaves_a_file_is_refused(tmp_path: Path) -> None:
     assert "wrote" in (record(lambda: (tmp_path / "out").write_text("x")).refusal or "")
+
+    def spool() -> None:
+        with tempfile.TemporaryFile(dir=tmp_path) as file:
+            file.write(b"x")
+
+    assert record(spool).refusal is None
     assert record(lambda: io.StringIO().write("x")).refusal is None
     assert builtins.open is open
 
