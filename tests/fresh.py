@@ -174,7 +174,8 @@ def _python_path() -> str:
 
 def _preload() -> None:
     for name in _SLOW_IMPORTS:
-        importlib.import_module(name)
+        with contextlib.suppress(ModuleNotFoundError):  # older versions lack some
+            importlib.import_module(name)
 
 
 def _child(request: dict[str, Any]) -> int:

@@ -104,8 +104,8 @@ sys.path.insert(0, root + "/dist-packages")
 import faster
 torch.nn.Linear = faster.Fast
 """,
-    "a package's function": """
-sys.path.insert(0, root + "/dist-packages")
+    "a package's function, on a cluster": """
+sys.path.insert(0, root + "/apps/faster/site-packages")
 import faster
 from transformers import BertForMaskedLM as patched
 patched.post_init = faster.post_init
@@ -173,8 +173,9 @@ def post_init(self, plain=BertForMaskedLM.post_init):
 @pytest.fixture
 def before(oracle: Oracle, folder: Path) -> str:
     (folder / "my_layers.py").write_text(LAYERS)
-    (folder / "dist-packages").mkdir()
-    (folder / "dist-packages" / "faster.py").write_text(PACKAGE)
+    for place in ("dist-packages", "apps/faster/site-packages"):  # the second as PYTHONPATH may name it
+        (folder / place).mkdir(parents=True)
+        (folder / place / "faster.py").write_text(PACKAGE)
     start = rooted(folder)
     oracle.nat(start + "import tiny\ntiny.bert(root + '/m', seed=1)\n")
     return start
