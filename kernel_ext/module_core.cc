@@ -4,6 +4,7 @@
 
 #include "kernel_ext/bytes.h"
 #include "kernel_ext/client_bindings.h"
+#include "kernel_ext/collector.h"
 #include "kernel_ext/containers.h"
 #include "kernel_ext/errors.h"
 #include "kernel_ext/file_watch.h"
@@ -32,6 +33,7 @@ PYBIND11_MODULE(_core, module) {
   add_config(module);
   add_segment(module);
   add_client(module);
+  add_collector(module);
   add_containers(module);
   add_main_program(module);
   add_namespaces(module);

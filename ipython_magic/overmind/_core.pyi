@@ -129,6 +129,25 @@ def holds_only(table: dict[Any, Any] | list[Any], kinds: Iterable[type]) -> bool
     """Whether every key and value, or every part, is exactly of one of these types; a list may hold tuples of such."""
 
 @final
+class CollectorOff:
+    """Context manager: no garbage collection. At its end all young objects go into the oldest generation, if there are
+    5,000 of them and `may_age`; every 400,000 of them are followed by a full collection. One use."""
+
+    def __init__(self, may_age: bool) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
+
+@final
+class YoungOnly:
+    """Context manager for all threads at once: the youngest generation alone is collected, until the last has left.
+    Ends as CollectorOff, with the thresholds as they were. A second one would not know of the first."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
+    def in_child(self) -> None:
+        """After a fork: nothing goes on here."""
+
+@final
 class Lease:
     """Right to load and publish one key. Abandoned when released, or when its process dies."""
 

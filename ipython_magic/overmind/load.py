@@ -288,7 +288,7 @@ def _load_and_publish(
         recording = Recording(request)
         native_call = overlap.NativeCall(loader)
         # A function of the user's may count on the collector.
-        garbage = contextlib.nullcontext() if request.generic else collector.young_only
+        garbage = contextlib.nullcontext() if request.generic else collector.young_only()
         native_begun = time.perf_counter()
         _local.recording = True
         try:
