@@ -237,9 +237,11 @@ def _use(
 
 
 def _hit(request: key.Request, segment: _core.Segment, meta: dict[str, Any], parts: list[Any]) -> _Hit:
-    clock = worth.Clock()
-    result = _restore(segment, meta, parts, request)
-    return _Hit(result, segment, request, meta, clock.seconds())
+    with collector.off():  # one that falls due would count as the hit's own time
+        clock = worth.Clock()
+        result = _restore(segment, meta, parts, request)
+        seconds = clock.seconds()
+    return _Hit(result, segment, request, meta, seconds)
 
 
 def _restore(segment: _core.Segment, meta: dict[str, Any], parts: list[Any], request: key.Request) -> Any:

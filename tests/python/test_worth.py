@@ -31,6 +31,9 @@ def restore(text):
 def quick(path):
     return Slow(open(path).read())
 
+def plain(path):
+    return [open(path).read()]
+
 def slow(path):
     burn(0.8)
     return Slow(open(path).read())
@@ -59,4 +62,24 @@ def test_an_entry_that_is_slower_than_the_load_is_given_up(oracle: Oracle, befor
 
 def test_an_entry_that_is_faster_stays(oracle: Oracle, before: str) -> None:
     body = before + "value = load(mylib.slow, root + '/text').text"
+    assert [oracle.run(body).outcomes for _ in range(3)] == [["miss"], ["hit"], ["hit"]]
+
+
+def test_a_collection_of_garbage_is_not_the_hits_own_time(oracle: Oracle, before: str) -> None:
+    body = (
+        before
+        + """
+import gc
+def collecting(phase, _info):
+    frame = sys._getframe(1)
+    while phase == "start" and frame is not None:
+        if frame.f_code.co_name == "_hit":
+            mylib.burn(0.1)
+            break
+        frame = frame.f_back
+gc.callbacks.append(collecting)
+gc.set_threshold(1, 1, 1)
+value = load(mylib.plain, root + "/text")
+"""
+    )
     assert [oracle.run(body).outcomes for _ in range(3)] == [["miss"], ["hit"], ["hit"]]
