@@ -239,8 +239,8 @@ def measure_kernels(bench: Bench, runs: int) -> dict[str, Any]:
     return report.kernels(found)
 
 
-def measure(bench: Bench, names: list[str], limits: Limits, quick: bool) -> dict[str, Any]:
-    results: dict[str, Any] = {}
+def measure(bench: Bench, names: list[str], limits: Limits, quick: bool, results: dict[str, Any]) -> None:
+    """Adds to `results`, which keeps what was measured if something fails."""
     for name in names:
         start = time.monotonic()
         if name == "memory":
@@ -252,7 +252,6 @@ def measure(bench: Bench, names: list[str], limits: Limits, quick: bool) -> dict
         else:
             results[name] = measure_loads(bench, name, limits)
         print(f"{name}: measured in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
-    return results
 
 
 def main() -> int:
@@ -266,15 +265,18 @@ def main() -> int:
     runs = options.runs or (1 if options.quick else None)
     limits = (runs, runs) if runs else (LEAST, MOST)
     names = options.only or [*SCENARIOS, *OTHERS]
+    results: dict[str, Any] = {}
     with private_store() as environment:
-        bench = Bench(environment, options.models.resolve(), options.quick)
-        results = measure(bench, names, limits, options.quick)
-    document = report.document(results, options.quick)
-    document["runtime_dir"] = environment["OVERMIND_RUNTIME_DIR"]
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(document, indent=1) + "\n")
-    print(report.table(document))
-    print(f"written: {options.json}")
+        try:
+            bench = Bench(environment, options.models.resolve(), options.quick)
+            measure(bench, names, limits, options.quick, results)
+        finally:
+            document = report.document(results, options.quick)
+            document["runtime_dir"] = environment["OVERMIND_RUNTIME_DIR"]
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            options.json.write_text(json.dumps(document, indent=1) + "\n")
+            print(report.table(document))
+            print(f"written: {options.json}", flush=True)
     return 0
 
 
