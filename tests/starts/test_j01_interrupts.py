@@ -36,6 +36,12 @@ def _soon(condition: Callable[[], bool], then: Callable[[], object]) -> threadin
     return thread
 
 
+def _waits_for_sleep(pid: int) -> Callable[[], bool]:
+    """Not only that `sleep` is there: IPython's system() leaves it behind if it is interrupted as it starts it."""
+    waits = _is_asleep(pid)
+    return lambda: bool(_sleepers(pid)) and waits()
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_interrupt(runtime: Path, folder: Path, engine: str) -> None:
     warm_kernel(runtime, folder, engine=engine)
@@ -45,7 +51,7 @@ def test_interrupt(runtime: Path, folder: Path, engine: str) -> None:
         pid = int(kernel.run("import os; print(os.getpid(), os.getpgrp(), os.getsid(0))").split()[0])
         assert pid != kernel.launcher
         for name, cell in CELLS.items():
-            started: Callable[[], bool] = (lambda: bool(_sleepers(pid))) if name != "python" else _is_asleep(pid)
+            started = _is_asleep(pid) if name == "python" else _waits_for_sleep(pid)
             thread = _soon(started, kernel.manager.interrupt_kernel)
             said = kernel.run(cell, timeout=60)
             thread.join()
