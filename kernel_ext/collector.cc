@@ -58,11 +58,10 @@ class CollectorOff {
 class YoungOnly {
  public:
   void enter() {
-    heal();
+    if (inside_ == 0) put_back();  // another thread may have read the thresholds in a load, and set them after it
     if (inside_++ > 0 || PyGC_IsEnabled() == 0) return;
     found_ = gc->get_threshold();
     gc->set_threshold(found_[py::int_(0)], kNever, found_[py::int_(2)]);
-    spared_ = true;
   }
 
   void exit(const py::args&) {
@@ -78,23 +77,14 @@ class YoungOnly {
 
  private:
   void put_back() {
-    if (!spared_) return;
-    spared_ = false;
-    if (!is_spared()) return;  // somebody has set other ones meanwhile
+    // Else there was no load with the collector on, or somebody has set other ones.
+    if (!found_ || py::tuple(gc->get_threshold())[1].cast<long>() != kNever) return;
     const long young = count_of(0) + count_of(1) * found_[py::int_(0)].cast<long>();
     gc->set_threshold(*found_);
     if (gc->get_freeze_count().cast<long>() == 0) age(young);
   }
 
-  // Another thread may have read the thresholds during a load, and have put them back after it.
-  void heal() {
-    if (inside_ == 0 && found_ && is_spared()) gc->set_threshold(*found_);
-  }
-
-  static bool is_spared() { return py::tuple(gc->get_threshold())[1].cast<long>() == kNever; }
-
   int inside_ = 0;
-  bool spared_ = false;
   py::object found_;
 };
 
