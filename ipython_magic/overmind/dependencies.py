@@ -192,7 +192,7 @@ def _of_packages(tops: set[str]) -> list[list[Any]]:
     for top in sorted(tops):
         module = sys.modules.get(top)
         path = modules.file_of(module) if module is not None else None
-        if path is not None and ("/site-packages/" in path or "/dist-packages/" in path):
+        if path is not None and modules.in_packages(path):
             found.append(of_file(path))
     return found
 

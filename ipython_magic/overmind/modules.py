@@ -48,7 +48,12 @@ def _roots() -> tuple[str, ...]:
 def installed_file(path: str) -> bool:
     """True for a file of the standard library or of an installed (not editable) package, also one that PYTHONPATH or a
     .pth file leads to, as the modules of a cluster do."""
-    return path.startswith(_roots()) or "/site-packages/" in path or "/dist-packages/" in path
+    return path.startswith(_roots()) or in_packages(path)
+
+
+def in_packages(path: str) -> bool:
+    """True for a file of an installed package, but for one of the standard library."""
+    return "/site-packages/" in path or "/dist-packages/" in path
 
 
 def file_of(module: types.ModuleType) -> str | None:
