@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import subprocess
 import sys
@@ -36,6 +37,11 @@ CHILD_SECONDS = 900
 OTHERS = ("memory", "bare", "kernels")
 LEAST, MOST = 5, 15  # rounds
 MODES = ("plain", "miss", "hit")
+
+Round = dict[str, Any]
+"""Samples of one round by mode, or by what `bare` measures."""
+Limits = tuple[int, int]
+"""Fewest rounds and most."""
 
 
 class Bench:
@@ -121,16 +127,11 @@ def _end(process: subprocess.Popen[str]) -> None:
             stream.close()
 
 
-Round = dict[str, Any]
-"""Samples of one round by mode, or by what `bare` measures."""
-Limits = tuple[int, int]
-"""Fewest rounds and most."""
-
-
 def enough(rounds: list[Round], limits: Limits, judge: Callable[[list[Round]], dict[str, Any]]) -> bool:
     """Whether the goals are decided by the rounds so far, or there are as many as there may be."""
-    if len(rounds) < limits[0] or len(rounds) >= limits[1]:
-        return len(rounds) >= limits[1]
+    least, most = limits
+    if not least <= len(rounds) < most:
+        return len(rounds) >= most
     odd, even = ([goal["passed"] for goal in judge(half)["goals"]] for half in (rounds[::2], rounds[1::2]))
     return odd == even
 
@@ -215,10 +216,7 @@ def measure_bare(bench: Bench, limits: Limits, entries: int, hits: int) -> dict[
     import torch
 
     torch.save({"tensor": torch.arange(4)}, bench.tiny_file)
-
-    def judge(rounds: list[Round]) -> dict[str, Any]:
-        return report.bare(rounds, entries)
-
+    judge = functools.partial(report.bare, entries=entries)
     rounds: list[Round] = []
     while not enough(rounds, limits, judge):
         rounds.append({})
