@@ -38,9 +38,9 @@ def goal(name: str, value: float, limit: float, unit: str) -> dict[str, Any]:
 
 
 def at_usual_speed(samples: Samples) -> Samples:
-    """The samples with their loads and reads at the machine's usual speed: times its median pace in these samples, by
-    the pace right before and after each. Of 20 ordinary loads of MiniLM on a shared machine, 170 to 292 ms, that left
-    a spread of a tenth; their medians of five moved by a third."""
+    """The samples with their loads, commits and reads at the machine's usual speed: times its median pace in these
+    samples, by the pace right before and after each. Of 20 ordinary loads of MiniLM on a shared machine, 170 to 292 ms,
+    that left a spread of a tenth; their medians of five moved by a third."""
     every = [sample for each in samples.values() for sample in each]
     usual = statistics.median(pace for sample in every for pace in sample["paces"].values())
 
@@ -48,6 +48,8 @@ def at_usual_speed(samples: Samples) -> Samples:
         found = dict(sample)
         for part, pace in sample["paces"].items():
             found[part] = {name: seconds * usual / pace for name, seconds in sample[part].items()}
+        if sample["committed"] is not None:
+            found["committed"] = sample["committed"] * usual / sample["paces"]["load"]
         return found
 
     return {mode: [scaled(sample) for sample in each] for mode, each in samples.items()}
