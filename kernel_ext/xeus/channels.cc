@@ -13,7 +13,8 @@ Channels::Channels(const Connection& connection, const std::string& username)
       signer_(connection.scheme, connection.key),
       session_(username),
       server_(make_server(connection, signer_)),
-      publisher_(std::make_unique<Publisher>(*server_, signer_, session_)),
+      iopub_(std::make_unique<Iopub>(server_->context(), connection, signer_, session_)),
+      publisher_(std::make_unique<Publisher>(server_->context(), signer_, session_)),
       output_(std::make_unique<Output>(*publisher_)) {}
 
 Channels::~Channels() {
@@ -22,6 +23,7 @@ Channels::~Channels() {
     static_cast<void>(capture_.release());
     static_cast<void>(output_.release());
     static_cast<void>(publisher_.release());
+    static_cast<void>(iopub_.release());
     static_cast<void>(server_.release());
     return;
   }
@@ -29,10 +31,18 @@ Channels::~Channels() {
   capture_.reset();
   output_.reset();
   publisher_.reset();
+  iopub_.reset();
   server_->stop();
 }
 
+Connection Channels::connection() const {
+  Connection bound = server_->connection();
+  if (bound.transport == "tcp") bound.iopub_port = iopub_->port();
+  return bound;
+}
+
 void Channels::start(Control::Handler on_control, int parent_pid) {
+  iopub_->start();
   server_->start();
   control_ = std::make_unique<Control>(*server_, *publisher_, session_, std::move(on_control), parent_pid);
 }

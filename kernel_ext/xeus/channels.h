@@ -9,6 +9,7 @@
 
 #include "kernel_ext/xeus/capture.h"
 #include "kernel_ext/xeus/control.h"
+#include "kernel_ext/xeus/iopub.h"
 #include "kernel_ext/xeus/output.h"
 #include "kernel_ext/xeus/publisher.h"
 #include "kernel_ext/xeus/server.h"
@@ -26,6 +27,9 @@ class Channels {
   ~Channels();
   Channels(const Channels&) = delete;
   Channels& operator=(const Channels&) = delete;
+
+  // With the ports that it was bound to.
+  Connection connection() const;
 
   // Heartbeat, iopub and control begin. See Control for the arguments.
   void start(Control::Handler on_control, int parent_pid);
@@ -58,6 +62,7 @@ class Channels {
   Signer signer_;
   Session session_;
   std::unique_ptr<Server> server_;
+  std::unique_ptr<Iopub> iopub_;
   std::unique_ptr<Publisher> publisher_;
   std::unique_ptr<Output> output_;
   std::unique_ptr<Capture> capture_;

@@ -52,8 +52,6 @@ py::list buffers_to_python(const Request& request) {
   return result;
 }
 
-const Message* parent_of(const Request* request) { return request == nullptr ? nullptr : request->message.get(); }
-
 MessagePtr shared_parent_of(const Request* request) { return request == nullptr ? nullptr : request->message; }
 
 // Clients find free ports by binding and letting go of them: one that looks for some holds ours for a moment, and so
@@ -93,7 +91,7 @@ std::unique_ptr<Channels> make_channels(const py::dict& file, const std::string&
 }
 
 py::dict ports_of(Channels& self) {
-  const Connection connection = self.server().connection();
+  const Connection connection = self.connection();
   py::dict ports;
   ports["shell_port"] = connection.shell_port;
   ports["control_port"] = connection.control_port;
@@ -226,7 +224,9 @@ void add_channels(py::module_& module) {
       .def(
           "status",
           [](Channels& self, const std::string& state, const Request* parent) {
-            self.publisher().status(state, parent_of(parent));
+            const MessagePtr kept = shared_parent_of(parent);
+            const py::gil_scoped_release no_gil;
+            self.publisher().status(state, kept.get());
           },
           py::arg("state"), py::arg("parent") = nullptr)
       .def("ask", &ask, py::arg("request"), py::arg("content"))

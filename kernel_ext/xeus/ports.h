@@ -17,12 +17,12 @@ struct PortPair {
   std::string Configuration::*theirs;
 };
 
+// Not iopub's: xeus's own goes where nobody is told of, and Iopub binds the one that clients know.
 template <typename Configuration>
-constexpr std::array<PortPair<Configuration>, 5> kPortPairs = {{
+constexpr std::array<PortPair<Configuration>, 4> kPortPairs = {{
     {&Connection::shell_port, &Configuration::m_shell_port},
     {&Connection::control_port, &Configuration::m_control_port},
     {&Connection::stdin_port, &Configuration::m_stdin_port},
-    {&Connection::iopub_port, &Configuration::m_iopub_port},
     {&Connection::hb_port, &Configuration::m_hb_port},
 }};
 
@@ -33,6 +33,7 @@ Configuration places_of(const Connection& connection) {
   configuration.m_transport = connection.transport;
   configuration.m_ip = connection.ip;
   for (const auto& port : kPortPairs<Configuration>) configuration.*port.theirs = std::to_string(connection.*port.ours);
+  configuration.m_iopub_port = connection.transport == "tcp" ? "0" : "unused";
   return configuration;
 }
 

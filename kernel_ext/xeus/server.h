@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The sockets and threads that xeus owns, as the rest of the kernel sees them: the one door to both xeus APIs.
-// server_xeus2.cc is compiled against xeus 2.4 (Debian 12), server_xeus5.cc against xeus >= 5 with xeus-zmq.
+// The sockets and threads that xeus owns, all but iopub's, as the rest of the kernel sees them: the one door to both
+// xeus APIs. server_xeus2.cc is compiled against xeus 2.4 (Debian 12), server_xeus5.cc against xeus >= 5 with xeus-zmq.
 #pragma once
 
 #include <functional>
@@ -28,13 +28,10 @@ class Server {
  public:
   virtual ~Server() = default;
 
-  virtual Connection connection() const = 0;
+  virtual Connection connection() const = 0;  // iopub's port is not bound here: see Iopub
   virtual zmq::context_t& context() = 0;
 
-  // Where in this process Publisher sends to.
-  virtual std::string iopub_end_point() const = 0;
-
-  // Starts the heartbeat and iopub threads, deaf to signals. Once.
+  // Starts the heartbeat thread, deaf to signals. Once.
   virtual void start() = 0;
 
   // Readable when there may be something to read. Edge-triggered, and any send can swallow an edge: after a send, and
@@ -52,11 +49,11 @@ class Server {
   // signal, and a few times a second; what it throws ends the wait.
   virtual Message ask(const Message& request, const std::function<void()>& check) = 0;
 
-  // Ends heartbeat and iopub. Call when nothing is published any more; what xeus 2.4 has not forwarded by then is lost.
+  // Ends the heartbeat.
   virtual void stop() = 0;
 };
 
-// Binds all sockets, or throws zmq::error_t, having bound none. The signer must outlive the server.
+// Binds all sockets but iopub's, or throws zmq::error_t, having bound none. The signer must outlive the server.
 std::unique_ptr<Server> make_server(const Connection& connection, const Signer& signer);
 
 // "2.4.1": the xeus that this was compiled against.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Server over xeus 2.4: xserver_zmq binds the sockets and has the heartbeat and iopub threads; its own loop over the
-// channels is not used, because it has no room for asyncio.
+// Server over xeus 2.4: xserver_zmq binds the sockets and has the heartbeat thread; its own loop over the channels is
+// not used, because it has no room for asyncio, nor is its iopub, which welcomes nobody.
 #include <iostream>
 #include <mutex>
 #include <stdexcept>
@@ -51,11 +51,9 @@ class Xeus2 final : public Server {
   Connection connection() const override { return connection_; }
   zmq::context_t& context() override { return context_; }
 
-  std::string iopub_end_point() const override { return xeus::get_publisher_end_point(); }
-
   void start() override {
     const SignalsBlocked blocked;
-    sockets_.start_publisher_thread();
+    sockets_.start_publisher_thread();  // forwards nothing; xeus waits for it when it stops
     sockets_.start_heartbeat_thread();
     started_ = true;
   }

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Server over xeus >= 5 and xeus-zmq: xserver_zmq_split has the sockets and the heartbeat thread. Its shell and control
-// loops are not used, because they have no room for asyncio; nor is its iopub, which tells every client of each new one
-// in a message whose parent is null: clients that look into it fail, in the middle of a cell.
+// loops are not used, because they have no room for asyncio; nor is its iopub, whose welcome has a null for its parent:
+// clients that look into it fail, in the middle of a cell.
 //
 // What this API can't do, and 2.4 can: requests pass through nlohmann::json, so integers over 64 bits become
 // floating-point numbers, and one with half of a UTF-16 pair in it is dropped; `ask` can't tell a late answer to an
 // older question unless the client says what it answers; an interrupt between its check and its wait is seen at the
 // next one; a signal that comes while the question is sent, and raises nothing, may keep it from the client.
 #include <cerrno>
-#include <chrono>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -40,7 +39,6 @@ const std::string kNobody = "overmind: nobody";
 
 Ports to_xeus(const Connection& connection) {
   auto ports = places_of<Ports>(connection);
-  ports.m_iopub_port = connection.transport == "tcp" ? "0" : "unused";  // see Iopub
   ports.m_signature_scheme = connection.key.empty() ? "none" : connection.scheme;
   ports.m_key = connection.key;
   return ports;
@@ -79,62 +77,6 @@ struct NoShell final : xeus::xshell_runner {
   void run_impl() override {}
 };
 
-// The socket of iopub, and the thread that forwards what is published in process.
-class Iopub {
- public:
-  // Binds it, or throws zmq::error_t.
-  Iopub(zmq::context_t& context, const Connection& connection)
-      : clients_(context, zmq::socket_type::pub),
-        published_(context, zmq::socket_type::sub),
-        stop_(context, zmq::socket_type::pair),
-        stopped_(context, zmq::socket_type::pair) {
-    clients_.set(zmq::sockopt::linger, xeus::get_socket_linger());
-    clients_.bind(xeus::get_end_point(connection.transport, connection.ip, std::to_string(connection.iopub_port)));
-    published_.set(zmq::sockopt::subscribe, "");
-    published_.bind(kEndPoint);
-    stopped_.bind(kStop);
-    stop_.connect(kStop);
-  }
-
-  ~Iopub() { stop(); }
-  Iopub(const Iopub&) = delete;
-  Iopub& operator=(const Iopub&) = delete;
-
-  // With tcp, the port that it was bound to.
-  int port() const {
-    const std::string place = clients_.get(zmq::sockopt::last_endpoint);
-    return std::stoi(place.substr(place.rfind(':') + 1));
-  }
-
-  void start() {
-    thread_ = std::thread([this] { forward(); });
-  }
-
-  // After all that was published was forwarded. Idempotent.
-  void stop() {
-    if (!thread_.joinable()) return;
-    stop_.send(zmq::message_t(), zmq::send_flags::none);
-    thread_.join();
-  }
-
-  static constexpr const char* kEndPoint = "inproc://overmind-iopub";
-
- private:
-  static constexpr const char* kStop = "inproc://overmind-iopub-stop";
-
-  void forward() {
-    zmq::pollitem_t items[] = {{published_.handle(), 0, ZMQ_POLLIN, 0}, {stopped_.handle(), 0, ZMQ_POLLIN, 0}};
-    while (items[1].revents == 0) {
-      zmq::poll(items, 2, std::chrono::milliseconds(-1));
-      zmq::multipart_t frames;
-      while (frames.recv(published_, ZMQ_DONTWAIT)) frames.send(clients_);
-    }
-  }
-
-  zmq::socket_t clients_, published_, stop_, stopped_;
-  std::thread thread_;
-};
-
 class Sockets final : public xeus::xserver_zmq_split {
  public:
   Sockets(xeus::xcontext& context, const Ports& ports)
@@ -153,22 +95,17 @@ class Xeus5 final : public Server {
   Xeus5(Connection connection, const Signer&)
       : connection_(std::move(connection)),
         context_(xeus::make_zmq_context()),
-        iopub_(context_->get_wrapped_context<zmq::context_t>(), connection_),
         sockets_(*context_, to_xeus(connection_)) {
     sockets_.register_stdin_listener([this](xeus::xmessage answer) { answer_ = from_xeus(std::move(answer)); });
     if (connection_.transport != "tcp") return;
     take_ports<Ports>(sockets_, connection_);
-    connection_.iopub_port = iopub_.port();
   }
 
   Connection connection() const override { return connection_; }
   zmq::context_t& context() override { return context_->get_wrapped_context<zmq::context_t>(); }
 
-  std::string iopub_end_point() const override { return Iopub::kEndPoint; }
-
   void start() override {
     const SignalsBlocked blocked;
-    iopub_.start();
     sockets_.start_publisher_thread();  // forwards nothing; xeus waits for it when it stops
     sockets_.start_heartbeat_thread();
     started_ = true;
@@ -214,7 +151,6 @@ class Xeus5 final : public Server {
 
   void stop() override {
     if (!std::exchange(started_, false)) return;
-    iopub_.stop();
     // xeus also waits for its shell loop to say that it stopped.
     std::thread shell([this] {
       if (auto word = sockets_.read_shell_controller(0)) sockets_.send_shell_controller(std::move(*word));
@@ -233,7 +169,6 @@ class Xeus5 final : public Server {
 
   Connection connection_;
   std::unique_ptr<xeus::xcontext> context_;  // before the sockets: it must go last
-  Iopub iopub_;
   Sockets sockets_;
   std::mutex stdin_mutex_;
   std::optional<Message> answer_;

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from kernel_messages import CELLS, alike, answer
-from kernel_sessions import Session, ipykernel, ours
+from kernel_sessions import SECONDS, Session, ipykernel, ours
+
+JEDI_CACHE = "__import__('jedi.settings').settings.cache_directory = {!r}"
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +23,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Session]]:
                 patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
                 patch.setenv("PYTHONWARNINGS", "default")
                 sessions.append(Session(argv))
+            # Kernels share parso's files, and one that reads what another just writes completes nothing.
+            cache = str(tmp_path_factory.mktemp("jedi"))
+            sessions[-1].run(JEDI_CACHE.format(cache), store_history=False)
         yield sessions
     finally:
         for session in sessions:
@@ -99,3 +104,24 @@ def test_display_order_of_keys(pair: list[Session]) -> None:
         _reply, outputs = session.run("from IPython.display import JSON\nJSON({'z': 1, 'a': 2, 'm': 3})")
         data = outputs[-1]["content"]["data"]["application/json"]
         assert list(data) == ["z", "a", "m"]
+
+
+@pytest.mark.parametrize("topic", ["", "kernel.", "\u00e9"])
+def test_a_subscriber_is_welcomed(pair: list[Session], topic: str) -> None:
+    theirs, mine = (welcome(session, topic) for session in pair)
+    assert mine == theirs
+    assert mine["content"] == {"subscription": topic} and mine["parent_header"] == {}
+
+
+def welcome(session: Session, topic: str) -> dict[str, Any]:
+    """What comes when the client subscribes to this in the place of everything."""
+    iopub = session.client.iopub_channel.socket
+    found = []
+    for old, new in (("", topic), (topic, "")):
+        iopub.unsubscribe(old.encode())
+        iopub.subscribe(new.encode())
+        while (message := session.client.get_iopub_msg(timeout=SECONDS))["msg_type"] != "iopub_welcome":
+            continue
+        found.append({part: message[part] for part in ("parent_header", "metadata", "content", "buffers")})
+    assert found[1]["content"] == {"subscription": ""}
+    return found[0]
