@@ -363,9 +363,7 @@ Result<std::unique_ptr<Publication>> Client::publish(const Lease& lease, const M
   publication->id_ = manifest.id;
 
   auto attempt = [&]() -> Status {
-    std::vector<std::uint64_t> sizes;
-    for (const Source& source : sources) sizes.push_back(source.size);
-    Result<SegmentPlan> plan = plan_segment(manifest, meta, skeleton, tensors, sizes);
+    Result<SegmentPlan> plan = plan_segment_of(manifest, meta, skeleton, tensors, sources);
     if (!plan.ok()) return plan.status();
     Result<UniqueFd> segment = create_segment("overmind", plan.value().total_size);
     if (!segment.ok()) return segment.status();
@@ -390,6 +388,8 @@ Result<std::unique_ptr<Publication>> Client::publish(const Lease& lease, const M
   }
   return publication;
 }
+
+void Client::used(EntryId id) { impl().tell(protocol::Used{id}); }
 
 void Client::unmapped(EntryId id) { impl().note_unmapped(id); }
 

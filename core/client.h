@@ -70,6 +70,9 @@ class Client {
   // Gives a lease back unused; the next waiter gets it. Unknown tokens are ignored.
   void abandon(const Lease& lease);
 
+  // Counts a hit: what lookup() found was of use. Sent without waiting; lost with the connection.
+  void used(EntryId id);
+
   // Publishes a result. Reads `sources` after returning only in the snapshot child's copy of this
   // process: the caller may change them as soon as this returns. Segments up to
   // `inline_limit` bytes are written before it returns; no child is forked for them.

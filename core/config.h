@@ -11,7 +11,7 @@
 
 namespace overmind {
 
-constexpr int kProtocolVersion = 1;
+constexpr int kProtocolVersion = 2;
 // OVERMIND_VERSION comes from pyproject.toml through CMake: the only version number.
 
 struct Config {

@@ -85,6 +85,12 @@ class Walk {
     return {};
   }
 
+  // A big one may begin up to kBufferAlign - 1 bytes into a page, any other anywhere: see plan_segment().
+  Status next_buffer(RawRange range) {
+    if (range.offset % buffer_alignment(range.size) >= kBufferAlign) return wrong("buffer", "not page-aligned", range);
+    return next("buffer", range, 1);
+  }
+
  private:
   static Status wrong(std::string_view name, std::string_view what, RawRange range) {
     return invalid(std::string(name) + " (offset " + std::to_string(range.offset) + ", size " +
@@ -149,7 +155,7 @@ Result<std::vector<Range>> read_buffers(RawRange table, std::span<const std::byt
   for (std::uint64_t i = 0; i < count; ++i) {
     RawRange raw;
     std::memcpy(&raw, head.data() + table.offset + i * sizeof raw, sizeof raw);
-    if (Status status = walk.next("buffer", raw, buffer_alignment(raw.size)); !status.ok()) {
+    if (Status status = walk.next_buffer(raw); !status.ok()) {
       return Status(status.code(), status.message() + " (number " + std::to_string(i) + ")");
     }
     buffers[i] = {raw.offset, raw.size};
@@ -179,11 +185,15 @@ bool place(std::uint64_t& end, std::uint64_t size, std::uint64_t alignment, std:
   return advance(end, size);
 }
 
-bool place_buffers(std::uint64_t end, std::span<const std::uint64_t> sizes, SegmentPlan& plan) {
+bool place_buffers(std::uint64_t end, std::span<const std::uint64_t> sizes, std::span<const std::uint64_t> addresses,
+                   SegmentPlan& plan) {
   plan.buffers.reserve(sizes.size());
-  for (const std::uint64_t size : sizes) {
-    Range range{0, size};
-    if (!place(end, size, buffer_alignment(size), range.offset)) return false;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    Range range{0, sizes[i]};
+    const std::uint64_t more = addresses.empty() || range.size == 0 ? 0 : addresses[i] % kBufferAlign;
+    if (!align_up(end, buffer_alignment(range.size)) || !advance(end, more)) return false;
+    range.offset = end;
+    if (!advance(end, range.size)) return false;
     plan.buffers.push_back(range);
   }
   plan.total_size = end;
@@ -236,7 +246,8 @@ Result<Manifest> parse_manifest(std::span<const std::byte> head, std::uint64_t s
 
 Result<SegmentPlan> plan_segment(const Manifest& draft, std::span<const std::byte> meta,
                                  std::span<const std::byte> skeleton, std::span<const std::byte> tensors,
-                                 std::span<const std::uint64_t> buffer_sizes) {
+                                 std::span<const std::uint64_t> buffer_sizes,
+                                 std::span<const std::uint64_t> addresses) {
   if (Status status = check_draft(draft, buffer_sizes.size()); !status.ok()) return status;
   Header header = make_header(draft);
   const std::uint64_t table_size = buffer_sizes.size() * sizeof(RawRange);
@@ -259,7 +270,7 @@ Result<SegmentPlan> plan_segment(const Manifest& draft, std::span<const std::byt
     range.size = size;
     fits = fits && place(end, size, alignment, range.offset);
   }
-  if (!fits || !place_buffers(end, buffer_sizes, plan)) {
+  if (!fits || !place_buffers(end, buffer_sizes, addresses, plan)) {
     return Status(Code::kExhausted, "segment: the sizes add up to more than 2^63 bytes");
   }
   header.total_size = plan.total_size;

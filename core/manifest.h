@@ -37,11 +37,10 @@ struct Manifest {
   Range meta;                    // opaque to core: dependencies, log lines (JSON by Python)
   Range skeleton;                // opaque to core: pickle
   Range tensors;                 // opaque to core: records read by kernel_ext/module_torch.cc
-  std::vector<Range> buffers;    // storages and arrays, ascending, 64-byte aligned,
-                                 // page-aligned from kPageAlignFrom bytes on
+  std::vector<Range> buffers;    // storages and arrays, ascending; see plan_segment()
 };
 
-constexpr std::uint64_t kBufferAlign = 64;  // what torch and safetensors promise to kernels
+constexpr std::uint64_t kBufferAlign = 64;  // of what torch allocates, and of what its kernels ask at most
 constexpr std::uint64_t kPageAlign = 4096;
 constexpr std::uint64_t kPageAlignFrom = 64 * 1024;   // smaller ones share pages, or 70,000 scalars would cost 280 MB
 constexpr std::uint64_t kHugePage = 2 * 1024 * 1024;  // of x86-64, and of arm64 with 4 KiB pages
@@ -62,9 +61,14 @@ struct SegmentPlan {
 
 // Fields of `draft` that describe places (meta, skeleton, tensors, buffers, total_size) are ignored
 // and computed here. Errors: kInvalid (a string too long, too many buffers), kExhausted (size overflow).
+//
+// Buffers are 64-byte aligned, from kPageAlignFrom bytes on page-aligned; where `addresses` says where each lies now,
+// moved by what that is more than a multiple of 64. A kernel may add in another order where a matrix begins elsewhere:
+// weights that lie in a mapped file 8 bytes after a multiple of 16 give other bits, natively and so after a hit.
 Result<SegmentPlan> plan_segment(const Manifest& draft, std::span<const std::byte> meta,
                                  std::span<const std::byte> skeleton, std::span<const std::byte> tensors,
-                                 std::span<const std::uint64_t> buffer_sizes);
+                                 std::span<const std::uint64_t> buffer_sizes,
+                                 std::span<const std::uint64_t> addresses = {});
 
 std::string entry_id_to_string(EntryId id);                   // 16 lower-case hex digits
 Result<EntryId> entry_id_from_string(std::string_view text);  // kInvalid

@@ -74,6 +74,7 @@ struct StoreStats {
   std::uint64_t budget = 0, used = 0, pinned = 0, mapped = 0, reserved = 0;  // bytes
   std::uint64_t entries = 0, hits = 0, misses = 0, published = 0, evicted = 0, refused = 0;
   double uptime_seconds = 0;
+  double native_seconds_served = 0;              // what the hits would have taken natively
   std::uint64_t daemon_pid = 0, daemon_rss = 0;  // rss without segments, bytes
   std::string version;
   void fields(auto&& visit) {
@@ -89,6 +90,7 @@ struct StoreStats {
     visit("evicted", evicted);
     visit("refused", refused);
     visit("uptime_seconds", uptime_seconds);
+    visit("native_seconds_served", native_seconds_served);
     visit("daemon_pid", daemon_pid);
     visit("daemon_rss", daemon_rss);
     visit("version", version);
@@ -159,6 +161,13 @@ struct Publish {
 struct Commit {
   static constexpr std::string_view kOp = "commit";
   void fields(auto&&) {}
+};
+
+// What a lookup found was of use: a hit [none]. Only the client knows: it looks at the dependencies.
+struct Used {
+  static constexpr std::string_view kOp = "used";
+  EntryId id = 0;
+  void fields(auto&& visit) { visit("id", id); }
 };
 
 // This process unmapped these, one mapping each [none].
@@ -285,7 +294,7 @@ struct Dropped {
   void fields(auto&& visit) { visit("count", count); }
 };
 
-using Request = std::variant<Hello, LookupRequest, Abandon, Publish, Commit, Unmapped, ListRequest, StatsRequest,
+using Request = std::variant<Hello, LookupRequest, Abandon, Publish, Commit, Used, Unmapped, ListRequest, StatsRequest,
                              OpenRequest, Drop, DropAll, Pin, Stop>;
 using Reply = std::variant<HelloReply, Hit, LeaseGranted, Busy, Absent, Ok, Failure, Entries, StoreStats, Dropped>;
 

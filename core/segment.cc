@@ -73,6 +73,17 @@ Result<UniqueFd> create_segment(std::string_view name, std::uint64_t size) {
   return fd;
 }
 
+Result<SegmentPlan> plan_segment_of(const Manifest& draft, std::span<const std::byte> meta,
+                                    std::span<const std::byte> skeleton, std::span<const std::byte> tensors,
+                                    std::span<const Source> sources) {
+  std::vector<std::uint64_t> sizes, addresses;
+  for (const Source& source : sources) {
+    sizes.push_back(source.size);
+    addresses.push_back(reinterpret_cast<std::uintptr_t>(source.data));
+  }
+  return plan_segment(draft, meta, skeleton, tensors, sizes, addresses);
+}
+
 Status check_sources(const SegmentPlan& plan, std::span<const Source> sources) {
   if (sources.size() != plan.buffers.size()) {
     return Status(Code::kInvalid, "segment: " + std::to_string(sources.size()) + " sources for " +

@@ -27,6 +27,11 @@ struct Source {
   std::uint64_t size;
 };
 
+// As plan_segment(), with the sizes and places of these.
+Result<SegmentPlan> plan_segment_of(const Manifest& draft, std::span<const std::byte> meta,
+                                    std::span<const std::byte> skeleton, std::span<const std::byte> tensors,
+                                    std::span<const Source> sources);
+
 // kInvalid unless there is one source per buffer, each of the planned size.
 Status check_sources(const SegmentPlan& plan, std::span<const Source> sources);
 

@@ -82,6 +82,7 @@ class Server : public StoreListener {
   std::optional<Answer> handle(Client&, const protocol::Abandon& request, UniqueFd);
   std::optional<Answer> handle(Client& client, const protocol::Publish& request, UniqueFd segment);
   std::optional<Answer> handle(Client& client, const protocol::Commit&, UniqueFd);
+  std::optional<Answer> handle(Client& client, const protocol::Used& request, UniqueFd);
   std::optional<Answer> handle(Client& client, const protocol::Unmapped& request, UniqueFd);
   std::optional<Answer> handle(Client&, const protocol::ListRequest& request, UniqueFd);
   std::optional<Answer> handle(Client&, const protocol::StatsRequest&, UniqueFd);
@@ -459,6 +460,11 @@ std::optional<Answer> Server::handle(Client& client, const protocol::Commit&, Un
   if (committed.ok()) return Answer{protocol::Ok{}};
   log_line(LogLevel::kWarning, "snapshot refused: " + committed.to_string());
   doom(client, "snapshot refused");
+  return std::nullopt;
+}
+
+std::optional<Answer> Server::handle(Client&, const protocol::Used& request, UniqueFd) {
+  store_.used(request.id);
   return std::nullopt;
 }
 

@@ -21,7 +21,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <linux/ioprio.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -43,7 +42,9 @@ namespace {
 
 constexpr std::uint64_t kChunk = 8 << 20;
 constexpr std::size_t kStackSize = 64 * 1024;
-constexpr long kCommitSeconds = 30;    // for the daemon to take the frame, and again to answer
+constexpr long kCommitSeconds = 30;  // for the daemon to take the frame, and again to answer
+// Of linux/ioprio.h, which calls a parameter `class` in some versions and is no C++ then.
+constexpr long kIoprioOfProcess = 1, kIoprioIdle = 3 << 13;
 constexpr long kMadviseCollapse = 25;  // MADV_COLLAPSE, which Debian 12's headers lack
 constexpr int kCollapseFailures = 16;  // in a row: no huge page is to be had
 constexpr int kSeals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
@@ -143,7 +144,7 @@ OVERMIND_UNINSTRUMENTED void step_aside() {
   raw_syscall(SYS_prctl, PR_SET_NAME, as_long("overmind-snap"));
   const int no_priority = 0;  // struct sched_param
   raw_syscall(SYS_sched_setscheduler, 0, SCHED_IDLE, as_long(&no_priority));
-  raw_syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, IOPRIO_CLASS_IDLE << IOPRIO_CLASS_SHIFT);
+  raw_syscall(SYS_ioprio_set, kIoprioOfProcess, 0, kIoprioIdle);
   const long file = raw_syscall(SYS_openat, AT_FDCWD, as_long("/proc/self/oom_score_adj"), O_WRONLY | O_CLOEXEC);
   if (file >= 0) {
     raw_syscall(SYS_write, file, as_long("1000"), 4);

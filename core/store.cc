@@ -47,14 +47,7 @@ void Store::adopt(Entry entry) { catalog_.put(std::move(entry)); }
 
 std::optional<Answer> Store::lookup(ConnectionId connection, ConnectionId owner, const protocol::LookupRequest& request,
                                     Deadline now) {
-  if (const Entry* entry = catalog_.find(request.key)) {
-    ++hits_;
-    catalog_.use(entry->id, wall_clock(), /*hit=*/true);
-    Answer answer = hit(owner, *entry);
-    listener_.changed(*entry);
-    listener_.event(event_of("hit", *entry));
-    return answer;
-  }
+  if (const Entry* entry = catalog_.find(request.key)) return found(owner, *entry);
   ActiveLease* lease = leases_.find(request.key);
   if (lease == nullptr && !request.lease) return Answer{protocol::Absent{}};
   if (lease == nullptr) {
@@ -72,11 +65,21 @@ std::optional<Answer> Store::lookup(ConnectionId connection, ConnectionId owner,
 Answer Store::open(ConnectionId owner, EntryId id) {
   const Entry* entry = catalog_.find(id);
   if (entry == nullptr) return {protocol::failure_of(no_entry(id))};
-  catalog_.use(id, wall_clock(), /*hit=*/false);
-  return hit(owner, *entry);
+  return found(owner, *entry);
 }
 
-Answer Store::hit(ConnectionId owner, const Entry& entry) {
+void Store::used(EntryId id) {
+  const Entry* entry = catalog_.find(id);
+  if (entry == nullptr) return;  // dropped meanwhile
+  ++hits_;
+  native_seconds_served_ += static_cast<double>(entry->native_ns) * 1e-9;
+  catalog_.use(id, wall_clock(), /*hit=*/true);
+  listener_.changed(*entry);
+  listener_.event(event_of("hit", *entry));
+}
+
+Answer Store::found(ConnectionId owner, const Entry& entry) {
+  catalog_.use(entry.id, wall_clock(), /*hit=*/false);
   mapped(owner, {entry.id});
   return {protocol::Hit{entry.id}, entry.fd.get()};
 }
@@ -155,10 +158,7 @@ Status Store::commit(ConnectionId connection) {
   listener_.added(live);
   listener_.event(event_of("committed", live));
   for (const Waiter& waiter : waiters) {
-    ++hits_;
-    catalog_.use(id, wall_clock(), /*hit=*/true);
-    listener_.answer(waiter.connection, hit(waiter.owner, live));
-    listener_.event(event_of("hit", live));
+    listener_.answer(waiter.connection, found(waiter.owner, live));
   }
   return {};
 }
@@ -230,6 +230,7 @@ StoreStats Store::stats() const {
   stats.mapped = bytes.mapped;
   stats.entries = catalog_.entries().size();
   stats.hits = hits_;
+  stats.native_seconds_served = native_seconds_served_;
   stats.misses = misses_;
   stats.published = published_;
   stats.evicted = evicted_;

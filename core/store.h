@@ -56,6 +56,7 @@ class Store {
   // Errors: kInvalid; the connection has to be closed then, which passes its lease on.
   Status commit(ConnectionId connection);
 
+  void used(EntryId id);  // a hit; ignored if the entry is gone
   void mapped(ConnectionId owner, const std::vector<EntryId>& ids);
   void unmapped(ConnectionId owner, const std::vector<EntryId>& ids);
   // Leases, mappings and waits of a connection that is gone.
@@ -79,7 +80,7 @@ class Store {
   const Limits& limits() const { return limits_; }
 
  private:
-  Answer hit(ConnectionId owner, const Entry& entry);
+  Answer found(ConnectionId owner, const Entry& entry);
   Status check_publish(const protocol::Publish& request, int segment, std::uint64_t available);
   void pass_on(const Key& key, Deadline now);
   void remove(EntryId id, std::string_view event, std::string_view reason);
@@ -90,6 +91,7 @@ class Store {
   LeaseTable leases_;
   std::map<ConnectionId, std::map<EntryId, std::uint32_t>> mappings_;  // by owner; how often
   std::uint64_t hits_ = 0, misses_ = 0, published_ = 0, evicted_ = 0, refused_ = 0;
+  double native_seconds_served_ = 0;
   Deadline next_progress_{};
 };
 

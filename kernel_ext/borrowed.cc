@@ -14,6 +14,7 @@
 #include <cinttypes>
 #include <cstdio>
 #include <optional>
+#include <string_view>
 
 #include "core/unique_fd.h"
 
@@ -32,9 +33,29 @@ struct MapQuery {
   std::uint64_t name_address, build_id_address;
 };
 constexpr unsigned long kMapQuery = _IOWR('f', 17, MapQuery);
-constexpr std::uint64_t kMapShared = 1 << 3;
+constexpr std::uint64_t kMapWritable = 1 << 1, kMapShared = 1 << 3, kMapOrNext = 1 << 4, kMapOfFile = 1 << 5;
 
 constexpr char kMaps[] = "/proc/self/maps";
+
+// Calls visit(FileMap, mode) for each mapping of a file in this process; mode is like "rw-p".
+template <typename Visit>
+void visit_all(Visit visit) {
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(kMaps, "re"), &std::fclose);
+  if (file == nullptr) return;
+  char* line = nullptr;
+  std::size_t capacity = 0;
+  while (::getline(&line, &capacity, file.get()) > 0) {
+    FileMap map{};
+    std::array<char, 5> mode{};
+    unsigned major_number = 0, minor_number = 0;
+    const int fields = std::sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s %" SCNx64 " %x:%x %" SCNu64, &map.start, &map.end,
+                                   mode.data(), &map.offset, &major_number, &minor_number, &map.ino);
+    if (fields != 7 || map.ino == 0) continue;
+    map.dev = ::makedev(major_number, minor_number);
+    visit(map, std::string_view(mode.data()));
+  }
+  std::free(line);  // NOLINT: getline's own allocation
+}
 
 // The private mappings of files in this process. A process with torch has 1,500 mappings, and to print and read them
 // all takes 2.5 ms, which a first load would wait for; one question takes 1 us.
@@ -64,21 +85,9 @@ class FileMaps {
   }
 
   void read_all() {
-    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(kMaps, "re"), &std::fclose);
-    if (file == nullptr) return;
-    char* line = nullptr;
-    std::size_t capacity = 0;
-    while (::getline(&line, &capacity, file.get()) > 0) {
-      FileMap map{};
-      std::array<char, 5> mode{};
-      unsigned major_number = 0, minor_number = 0;
-      const int fields = std::sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s %" SCNx64 " %x:%x %" SCNu64, &map.start,
-                                     &map.end, mode.data(), &map.offset, &major_number, &minor_number, &map.ino);
-      if (fields != 7 || mode[3] != 'p' || map.ino == 0) continue;
-      map.dev = ::makedev(major_number, minor_number);
-      all_.push_back(map);
-    }
-    std::free(line);  // NOLINT: getline's own allocation
+    visit_all([this](const FileMap& map, std::string_view mode) {
+      if (mode.ends_with('p')) all_.push_back(map);
+    });
   }
 
   const UniqueFd fd_{::open(kMaps, O_RDONLY | O_CLOEXEC)};
@@ -156,6 +165,24 @@ std::vector<Borrowable> find_borrowable(std::span<const Source> sources, std::ui
     if (!map || end > map->end || !unwritten(pagemap.get(), start, end)) continue;
     found.push_back({i, map->dev, map->ino, map->offset + (start - map->start)});
   }
+  return found;
+}
+
+std::vector<FilePlace> files_mapped_for_writing() {
+  std::vector<FilePlace> found;
+  const UniqueFd maps(::open(kMaps, O_RDONLY | O_CLOEXEC));
+  MapQuery query{};
+  query.size = sizeof query;
+  query.query_flags = kMapWritable | kMapShared | kMapOfFile | kMapOrNext;
+  while (::ioctl(maps.get(), kMapQuery, &query) == 0) {
+    found.push_back({::makedev(query.dev_major, query.dev_minor), query.ino});
+    query.query_address = query.end;
+  }
+  if (errno == ENOENT) return found;
+  found.clear();  // an older kernel doesn't know the question
+  visit_all([&](const FileMap& map, std::string_view mode) {
+    if (mode.ends_with('s') && mode[1] == 'w') found.push_back({map.dev, map.ino});
+  });
   return found;
 }
 

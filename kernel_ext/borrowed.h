@@ -32,6 +32,15 @@ struct Borrowable {
 // written (/proc/self/maps, /proc/self/pagemap). Whatever can't be proved is left out; never fails.
 std::vector<Borrowable> find_borrowable(std::span<const Source> sources, std::uint64_t min_size);
 
+struct FilePlace {
+  std::uint64_t dev = 0;  // as st_dev
+  std::uint64_t ino = 0;
+};
+
+// The files of which this process has a shared writable mapping: it may write them, and they keep their times, if the
+// page was written before. 2 us, 2.5 ms on kernels before 6.11; never fails.
+std::vector<FilePlace> files_mapped_for_writing();
+
 struct FileIdentity {
   std::string path;
   std::uint64_t dev = 0, ino = 0, size = 0, mtime_ns = 0, ctime_ns = 0;

@@ -154,7 +154,8 @@ py::dict stats(const SharedClient& client) {
                   "mapped"_a = stats.mapped, "reserved"_a = stats.reserved, "entries"_a = stats.entries,
                   "hits"_a = stats.hits, "misses"_a = stats.misses, "published"_a = stats.published,
                   "evicted"_a = stats.evicted, "refused"_a = stats.refused, "uptime_seconds"_a = stats.uptime_seconds,
-                  "daemon_pid"_a = stats.daemon_pid, "daemon_rss"_a = stats.daemon_rss, "version"_a = stats.version);
+                  "native_seconds_served"_a = stats.native_seconds_served, "daemon_pid"_a = stats.daemon_pid,
+                  "daemon_rss"_a = stats.daemon_rss, "version"_a = stats.version);
 }
 
 void add_answers(py::module_& module) {
@@ -200,6 +201,13 @@ void add_client(py::module_& module) {
           [](const SharedClient& self, bool start) { check(unlocked([&] { return self->connect(start); })); },
           arg("start") = true)
       .def("lookup", &lookup, arg("key"), arg("lease") = true, arg("wait") = 0.0)
+      .def(
+          "used",
+          [](const SharedClient& self, const std::string& entry_id) {
+            const EntryId id = to_id(entry_id);
+            unlocked([&] { self->used(id); });
+          },
+          arg("entry_id"))
       .def("publish", &publish, arg("lease"), py::kw_only(), arg("loader"), arg("target"), arg("native_seconds"),
            arg("meta"), arg("skeleton"), arg("tensors"), arg("buffers"), arg("inline_limit") = kInlineLimit)
       .def("list", &list)

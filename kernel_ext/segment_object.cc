@@ -49,15 +49,13 @@ void release(void* owner) {
 Segment make_segment(const std::string& loader, const std::string& target, const py::bytes& meta,
                      const py::bytes& skeleton, const py::bytes& tensors, const py::sequence& buffers) {
   const std::vector<Source> sources = to_sources(buffers);
-  std::vector<std::uint64_t> sizes;
-  for (const Source& source : sources) sizes.push_back(source.size);
   Manifest draft;
   draft.id = 1;
   draft.loader = loader;
   draft.target = target;
   draft.created_ns = static_cast<std::uint64_t>(std::time(nullptr)) * 1'000'000'000u;
   const SegmentPlan plan =
-      value_or_raise(plan_segment(draft, as_bytes(meta), as_bytes(skeleton), as_bytes(tensors), sizes));
+      value_or_raise(plan_segment_of(draft, as_bytes(meta), as_bytes(skeleton), as_bytes(tensors), sources));
   const UniqueFd fd = value_or_raise(create_segment("overmind-local", plan.total_size));
   Status status;
   {
@@ -88,6 +86,13 @@ py::list find_borrowable_buffers(const py::sequence& buffers, std::uint64_t min_
   }
   py::list places;
   for (const Borrowable& place : found) places.append(py::make_tuple(place.index, place.dev, place.ino, place.offset));
+  return places;
+}
+
+// [(st_dev, st_ino)]
+py::list mapped_for_writing() {
+  py::list places;
+  for (const FilePlace& place : files_mapped_for_writing()) places.append(py::make_tuple(place.dev, place.ino));
   return places;
 }
 
@@ -182,6 +187,7 @@ void add_segment(py::module_& module) {
       .def("attach", &Segment::attach, py::arg("files"), py::arg("borrowed"))
       .def("buffer", &Segment::buffer, py::arg("index"))
       .def("capsule", &Segment::capsule);
+  module.def("files_mapped_for_writing", &mapped_for_writing);
   module.def("find_borrowable", &find_borrowable_buffers, py::arg("buffers"), py::arg("min_size"));
   module.def("buffer_address", &buffer_address, py::arg("buffer"));
   module.def("make_segment", &make_segment, py::kw_only(), py::arg("loader"), py::arg("target"), py::arg("meta"),

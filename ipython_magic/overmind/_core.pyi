@@ -197,6 +197,7 @@ class StoreStats(TypedDict):
     evicted: int
     refused: int
     uptime_seconds: float
+    native_seconds_served: float
     daemon_pid: int
     daemon_rss: int
     version: str
@@ -209,6 +210,8 @@ class Client:
     def connect(self, start: bool = True) -> None: ...
     def lookup(self, key: bytes, lease: bool = True, wait: float = 0.0) -> Segment | Lease | Busy | None:
         """`key` is 32 bytes. None: not there, and no lease was asked for."""
+    def used(self, entry_id: str) -> None:
+        """Counts a hit: what lookup() found was of use. Does not wait; lost with the connection."""
     def publish(
         self,
         lease: Lease,
@@ -247,6 +250,9 @@ def stop_watching() -> None:
 def find_borrowable(buffers: Sequence[tuple[int, int]], min_size: int) -> list[tuple[int, int, int, int]]:
     """(index, st_dev, st_ino, offset) of each buffer, (address, nbytes), of at least `min_size` bytes that lies in a
     private mapping of a file and was never written. Leaves out what can't be proved."""
+
+def files_mapped_for_writing() -> list[tuple[int, int]]:
+    """(st_dev, st_ino) of the files of which this process has a shared writable mapping."""
 
 def available_memory() -> int:
     """Bytes that this process's cgroup and the machine can still give (core/config.h)."""

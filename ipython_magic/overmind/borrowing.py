@@ -12,7 +12,7 @@ from typing import Any
 
 from overmind import _core
 
-_MIN_SIZE = 64 * 1024  # bytes; smaller ones are copied, and then aligned to 64 bytes
+_MIN_SIZE = 64 * 1024  # bytes; smaller ones are copied
 
 Buffers = list[tuple[int, int]]
 

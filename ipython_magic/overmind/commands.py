@@ -111,7 +111,6 @@ def stats(here: bool = True) -> dict[str, Any]:
     if figures is not None:
         asked = figures["hits"] + figures["misses"]
         figures["hit_rate"] = figures["hits"] / asked if asked else 0.0
-        figures["native_seconds_served"] = sum(entry["hits"] * entry["native_seconds"] for entry in rows)
     found: dict[str, Any] = {
         "store": figures,
         "entries": rows,

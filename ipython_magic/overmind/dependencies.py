@@ -12,7 +12,7 @@ A dependency is a JSON list that begins with a path, as it was opened (a link th
 Racily clean files: a file written in the same tick of the file system's clock as our stat keeps its times if it is
 written again. So nothing is recorded that was changed less than two ticks (20 ms) before the load began: such a load
 is refused, and every later write moves ctime, which can't be set back. Not seen, as for every tool that trusts
-stat: a page of a shared mapping that was already dirty being written again, and clocks that are set back.
+stat: another process that writes a page of a shared mapping again, and clocks that are set back.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _code_changed(dependency: Sequence[Any]) -> str | None:
     if reason is not None:
         return reason
     if dependency[7] >= modules.PROCESS_START_NS or dependency[6] >= modules.PROCESS_START_NS:
-        return f"the source of {name} changed since this kernel started ({path})"
+        return f"the source of {name} changed since this kernel started, or just before ({path})"
     here = modules.found_at(name)
     expected = path if name in sys.modules else None
     if here is None or (expected is not None and not _same(here, expected)):
@@ -204,7 +204,7 @@ def of_source(name: str, path: str) -> list[Any]:
     except OSError:
         raise Uncacheable(f"the source of {name} is gone ({path})") from None
     if max(now.st_ctime_ns, now.st_mtime_ns) >= modules.PROCESS_START_NS:
-        raise Uncacheable(f"the source of {name} changed since this kernel started ({path})")
+        raise Uncacheable(f"the source of {name} changed since this kernel started, or just before ({path})")
     return [path, "code", name, now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns]
 
 
@@ -249,6 +249,7 @@ class Opened:
             if path not in wrote and not _ignored(path):
                 self._path(path)
         self._read_links(links)
+        _refuse_mapped(self._found.values())
         return list(self._found.values())
 
     def _is_import(self, path: str) -> bool:
@@ -287,6 +288,14 @@ class Opened:
         self._found.setdefault(name or dependency[0], dependency)
         if len(self._found) > MAX_DEPENDENCIES:
             raise Refused(f"it read more than {MAX_DEPENDENCIES} files")
+
+
+def _refuse_mapped(found: Iterable[list[Any]]) -> None:
+    """A page that was written through a shared mapping may be written again, and the file keeps its times."""
+    mapped = set(_core.files_mapped_for_writing())
+    for dependency in found:
+        if tuple(dependency[1:3]) in mapped:
+            raise Refused(f"{dependency[0]} is mapped for writing in this process: its times don't tell of each write")
 
 
 def _of_others(events: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, str, str]]:

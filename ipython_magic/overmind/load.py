@@ -194,6 +194,8 @@ def _attempt(
             if isinstance(outcome, _Narrowed):
                 reason = outcome.reason
                 continue
+            if isinstance(outcome, _Hit):
+                client.used(found.entry_id)
             if not isinstance(outcome, str):
                 return outcome
             reason = outcome

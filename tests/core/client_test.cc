@@ -222,7 +222,21 @@ TEST_F(ClientTest, MappingsAreCountedByProcess) {
   EXPECT_EQ(mapped_by(), 1u);
   one->unmapped(id);
   EXPECT_EQ(mapped_by(), 0u);
-  EXPECT_EQ(one->list().value()[0].hits, 2u);  // opening is no hit
+}
+
+TEST_F(ClientTest, OnlyWhatWasOfUseIsAHit) {
+  auto client = connected();
+  EntryId id = put(*client, key(1));
+  auto hits = [&] { return std::pair(client->list().value().at(0).hits, client->stats().value().hits); };
+  look(*client, key(1));
+  ASSERT_OK(client->open(id));
+  EXPECT_EQ(hits(), std::pair(0ul, 0ul));
+  client->used(id);
+  EXPECT_EQ(hits(), std::pair(1ul, 1ul));
+  ASSERT_OK(client->drop(id));
+  client->used(id);
+  EXPECT_EQ(client->stats().value().hits, 1u);
+  EXPECT_DOUBLE_EQ(client->stats().value().native_seconds_served, 1.5);
 }
 
 TEST_F(ClientTest, ListPinDrop) {

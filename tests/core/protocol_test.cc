@@ -69,6 +69,7 @@ TEST(ProtocolTest, EveryRequestGoesBothWays) {
   EXPECT_EQ(publish.native_ns, 4u);
   EXPECT_EQ(publish.target.size(), kMaxString);
   round_trip_request(Commit{});
+  EXPECT_EQ(round_trip_request(Used{9}).id, 9u);
   EXPECT_EQ(round_trip_request(Unmapped{{7, 8}}).ids.size(), 2u);
   EXPECT_EQ(round_trip_request(ListRequest{9}).after, 9u);
   round_trip_request(StatsRequest{});

@@ -291,6 +291,7 @@ TEST_F(ServerTest, EventsTellTheStory) {
   events.clear();
   EntryId id = put(*client_, key(1));
   look(*client_, key(1));
+  client_->used(id);
   ASSERT_OK(client_->drop(id));
   ASSERT_TRUE(wait_until([&] { return read_one() && events.size() == 5; }));
   std::vector<std::string> names;

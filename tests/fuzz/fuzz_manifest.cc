@@ -26,24 +26,30 @@ void check_promises(const Manifest& manifest, std::uint64_t segment_size) {
   require(manifest.loader.size() <= overmind::kMaxString && manifest.target.size() <= overmind::kMaxString);
   require(manifest.buffers.size() <= overmind::kMaxBuffers);
   std::uint64_t end = sizeof(overmind::segment_format::Header);
-  const auto follows = [&end, segment_size](Range range, std::uint64_t alignment) {
-    require(range.offset >= end && range.offset % alignment == 0);
+  const auto follows = [&end, segment_size](Range range) {
+    require(range.offset >= end);
     require(range.offset <= segment_size && range.size <= segment_size - range.offset);
     end = range.offset + range.size;
   };
-  follows(manifest.meta, 8);
-  follows(manifest.tensors, 8);
-  follows(manifest.skeleton, 8);
-  for (const Range& buffer : manifest.buffers) {
-    follows(buffer, buffer.size >= overmind::kPageAlignFrom ? overmind::kPageAlign : overmind::kBufferAlign);
+  for (const Range& range : {manifest.meta, manifest.tensors, manifest.skeleton}) {
+    follows(range);
+    require(range.offset % overmind::segment_format::kHeadAlign == 0);
+  }
+  for (const Range& buffer : manifest.buffers) {  // as natively, modulo kBufferAlign: a small one may begin anywhere
+    follows(buffer);
+    require(buffer.size < overmind::kPageAlignFrom || buffer.offset % overmind::kPageAlign < overmind::kBufferAlign);
   }
 }
 
-// What was read can be written, and reads the same.
+// What was read can be written, and reads the same; each buffer lies as it did, modulo kBufferAlign.
 void check_round_trip(const Manifest& manifest) {
   std::vector<std::uint64_t> sizes;
-  for (const Range& buffer : manifest.buffers) sizes.push_back(buffer.size);
-  const overmind::Result<overmind::SegmentPlan> plan = overmind::plan_segment(manifest, {}, {}, {}, sizes);
+  std::vector<std::uint64_t> addresses;
+  for (const Range& buffer : manifest.buffers) {
+    sizes.push_back(buffer.size);
+    addresses.push_back(buffer.offset);
+  }
+  const overmind::Result<overmind::SegmentPlan> plan = overmind::plan_segment(manifest, {}, {}, {}, sizes, addresses);
   if (!plan.ok()) {
     require(plan.status().code() == overmind::Code::kExhausted);  // alignment pushed it past 2^63
     return;
@@ -53,6 +59,11 @@ void check_round_trip(const Manifest& manifest) {
   require(again.value().key == manifest.key && again.value().id == manifest.id);
   require(again.value().loader == manifest.loader && again.value().target == manifest.target);
   require(again.value().buffers.size() == sizes.size());
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const Range& now = again.value().buffers[i];
+    require(now.size == sizes[i]);
+    require(now.size == 0 || now.offset % overmind::kBufferAlign == addresses[i] % overmind::kBufferAlign);
+  }
 }
 
 // A good segment with some bytes changed: triples of position (two bytes, little-endian) and value.

@@ -99,6 +99,16 @@ def test_entries(runtime: Path, file: Path) -> None:
     assert as_json("list") == []
 
 
+def test_an_entry_found_stale_is_no_hit(runtime: Path, file: Path) -> None:
+    load(file)
+    file.write_bytes(b"others")
+    entry = load(file)
+    assert load(file) == entry
+    stats = as_json("stats")
+    assert (stats["store"]["hits"], stats["store"]["misses"]) == (1, 2)
+    assert [row["hits"] for row in stats["entries"]] == [1]
+
+
 def test_why_knows_the_loads_of_other_processes(runtime: Path, file: Path) -> None:
     load(file)
     load(file)

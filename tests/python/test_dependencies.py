@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import mmap
 import os
 import subprocess
 import sys
@@ -69,6 +70,24 @@ def test_every_change_is_seen(model: Path, name: str) -> None:
     reason = dependencies.changed(found)
     assert reason is not None
     assert str(model.parent) in reason
+
+
+@pytest.mark.parametrize("kind", ["shared", "read-only", "private"])
+def test_a_file_that_is_mapped_for_writing_is_refused(model: Path, kind: str) -> None:
+    """A second write to a page that is dirty already leaves no trace in the file's times."""
+    weights = model / "unet" / "weights.bin"
+    protection = mmap.PROT_READ if kind == "read-only" else mmap.PROT_READ | mmap.PROT_WRITE
+    flags = mmap.MAP_PRIVATE if kind == "private" else mmap.MAP_SHARED
+    with weights.open("r+b") as file, mmap.mmap(file.fileno(), 0, flags=flags, prot=protection) as mapped:
+        file.close()
+        if kind == "shared":
+            mapped[:1] = b"W"
+            settle(weights)
+            with pytest.raises(Refused, match=r"weights\.bin is mapped for writing in this process"):
+                opened(model, weights)
+        else:
+            opened(model, weights)
+    assert dependencies.changed(opened(model, weights)) is None
 
 
 def test_what_was_not_read_may_change(model: Path) -> None:
