@@ -161,7 +161,7 @@ def why(count: int, as_json: bool) -> None:
 def drop(ids: tuple[str, ...], everything: bool, stale: bool, as_json: bool) -> None:
     """Drop entries by ID (or its beginning), all, or the stale ones."""
     if bool(ids) + everything + stale != 1:
-        raise click.UsageError("give ids, or --all, or --stale")
+        raise click.UsageError("give ids, or --all, or --stale, and only one of these")
     if everything:
         count = commands.drop_all()
         _print({"dropped": count}, f"{count} entries dropped", as_json)

@@ -269,7 +269,7 @@ class _Place:
         self._known_by(name, member.__module__, member.__qualname__)
 
     def _code(self, name: str, member: Any) -> None:
-        if self._is_users(type(member).__module__):
+        if self._is_users(_home_of(member)):
             self.by_user = self.by_user or name  # an object of the user's own class, called or asked in its place
         for function in _functions(member):
             self._known_by(name, function.__globals__.get("__name__"), function.__qualname__)
@@ -329,9 +329,15 @@ def _said(code: types.CodeType) -> str:
 
 
 def _by_user(member: Any, is_users: _Test) -> bool:
-    if is_users(type(member).__module__):
+    if is_users(_home_of(member)):
         return True  # an object of the user's own class, called or asked in a function's place
     return any(is_users(function.__globals__.get("__name__")) for function in _functions(member))
+
+
+def _home_of(member: Any) -> Any:
+    """The module of its class. The functions of all that Cython compiled have one class, in a module of no package."""
+    home = type(member).__module__
+    return getattr(member, "__module__", None) if home.startswith("_cython_") else home
 
 
 def _functions(member: Any) -> Iterator[types.FunctionType]:

@@ -64,6 +64,8 @@ class OvermindMagics(Magics):  # type: ignore[misc]
         except ValueError as error:
             raise UsageError(f"%overmind: {error}") from None
         verb, *rest = words or ["summary"]
+        if verb in ("-h", "--help"):
+            verb = "help"
         action = _VERBS.get(verb)
         if action is None:
             raise UsageError(f"%overmind {verb}: no such verb\n{_USAGE}")
@@ -182,7 +184,7 @@ def _drop(rest: list[str]) -> None:
         lines = [f"{name} dropped: {shown.clean(reason)}" for name, reason in commands.drop_stale().items()]
         print("\n".join(lines) or "none is stale")
     elif not rest or any(word.startswith("-") for word in rest):
-        raise commands.CommandError("it takes ids, or --all, or --stale")
+        raise commands.CommandError("it takes ids, or --all, or --stale, and only one of these")
     else:
         print("\n".join(f"{name} dropped" for name in commands.drop(rest)))
 

@@ -64,10 +64,18 @@ def _warn(module: str, qualname: str, text: str, filename: str, lineno: int) -> 
 
 
 def _module_of(filename: str) -> str | None:
-    for name, module in list(sys.modules.items()):
-        if isinstance(module, types.ModuleType) and vars(module).get("__file__") == filename:
+    """First by the name that the file suggests: looking through 4,000 modules takes 4 ms for each warning."""
+    path, _, kind = filename.rpartition(".")
+    parts = path.removesuffix("/__init__").split("/") if kind == "py" else []
+    for begin in range(len(parts) - 1, 0, -1):
+        name = ".".join(parts[begin:])
+        if _is_of(sys.modules.get(name), filename):
             return name
-    return None
+    return next((name for name, module in list(sys.modules.items()) if _is_of(module, filename)), None)
+
+
+def _is_of(module: object, filename: str) -> bool:
+    return isinstance(module, types.ModuleType) and vars(module).get("__file__") == filename
 
 
 def _category(module: str, qualname: str) -> type[Warning]:

@@ -243,3 +243,14 @@ def forward(self, *args, **kwargs):
 patched.forward = forward
 """
     assert oracle.hit(before + patch + LOAD).records[-1][0] == "hit"
+
+
+def test_functions_of_cython_are_their_modules(oracle: Oracle, folder: Path) -> None:
+    """All functions that Cython compiled have one class, which lies in a module of no package."""
+    (folder / "seeded.py").write_text("import numpy as np\ndef make():\n    return np.random.default_rng(5)\n")
+    start = rooted(folder) + "import seeded\n"
+    oracle.nat(start)  # and the file is older than the processes that follow
+    body = start + "value = list(load(seeded.make).random(3))"
+    native, *runs = oracle.nat(body), oracle.run(body), oracle.run(body)
+    assert [run.outcomes for run in runs] == [["miss"], ["hit"]], [run.reasons for run in runs]
+    assert [run.value for run in runs] == [native.value, native.value]

@@ -43,44 +43,47 @@ class Trace:
         if compiled._method_names() != ["forward"]:
             raise ValueError(f"a trace with the methods {', '.join(compiled._method_names())}")
         numbers = {tensor._cdata: number for number, tensor in enumerate(tensors)}
-        slots = [(path, name, numbers.get(tensor._cdata)) for path, name, tensor in _slots(compiled)]
+        held = list(_slots(compiled))
+        slots = [(path, name, numbers.get(tensor._cdata)) for path, name, tensor in held]
         if any(number is None for _path, _name, number in slots):
             raise ValueError("a trace with parameters that are not those of its module")
-        objects = [tensor for tensor in _constants(compiled) if _is_object(tensor)]
+        constants = list(_constants(compiled))
+        objects = [tensor for tensor in constants if _is_object(tensor)]
         if not all(isinstance(tensor.get_value(), type) for tensor in objects):
             raise ValueError("a trace whose outputs are Python objects")
-        if any(tensor.is_inference() for tensor in _constants(compiled)):
+        if any(tensor.is_inference() for tensor in constants):
             raise ValueError("a trace made in inference mode, with constants that belong to it")
-        if any(_mark_of(tensor, len(objects)) is not None for tensor in _constants(compiled)):
+        if any(_mark_of(tensor, len(objects)) is not None for tensor in constants):
             raise ValueError("a trace with a constant that Overmind uses as a mark")
-        storages, live = self._storages(compiled, tensors)
+        storages, live = _storages([*(tensor for _path, _name, tensor in held), *constants], tensors)
         with _marked(objects):
             archive = torchscript.write_archive(compiled, storages)
         own = storages[len(live) :]
         self._parts = pickle.PickleBuffer(archive), live, own, slots, [tensor.get_value() for tensor in objects]
 
-    def _storages(self, compiled: Any, tensors: list[Any]) -> tuple[list[Any], list[int]]:
-        """The storages of all tensors: first those of the live module, by the numbers of its tensors; then others."""
-        of_module = {tensor.untyped_storage()._cdata: number for number, tensor in enumerate(tensors)}
-        used: dict[int, int] = {}
-        own: dict[int, Any] = {}
-        for tensor in [*(tensor for _path, _name, tensor in _slots(compiled)), *_constants(compiled)]:
-            if _is_object(tensor):
-                continue
-            storage = tensor.untyped_storage()
-            if storage._cdata in of_module:
-                used[storage._cdata] = of_module[storage._cdata]
-                continue
-            torchscript.refuse_lost_state(tensor)
-            if torchscript.is_big(tensor):
-                own[storage._cdata] = storage
-        live = list(used.values())
-        return [*(tensors[number].untyped_storage() for number in live), *own.values()], live
-
     def __reduce__(self) -> tuple[Any, ...]:
         if self.refusal is not None:
             raise ValueError(self.refusal)
         return restore, self._parts
+
+
+def _storages(held: list[Any], tensors: list[Any]) -> tuple[list[Any], list[int]]:
+    """The storages of what a trace holds: first those of the live module, by its tensors' numbers; then others."""
+    of_module = {tensor.untyped_storage()._cdata: number for number, tensor in enumerate(tensors)}
+    used: dict[int, int] = {}
+    own: dict[int, Any] = {}
+    for tensor in held:
+        if _is_object(tensor):
+            continue
+        storage = tensor.untyped_storage()
+        if storage._cdata in of_module:
+            used[storage._cdata] = of_module[storage._cdata]
+            continue
+        torchscript.refuse_lost_state(tensor)
+        if torchscript.is_big(tensor):
+            own[storage._cdata] = storage
+    live = list(used.values())
+    return [*(tensors[number].untyped_storage() for number in live), *own.values()], live
 
 
 _local = threading.local()

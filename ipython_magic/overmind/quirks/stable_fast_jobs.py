@@ -105,7 +105,7 @@ class _Work:
         shapes: list[bool] = []
         with stable_fast.hooks_put_off() as catch_up:
             with traced_reads.watched(reads):
-                module = self._trace(lambda traced: shapes.append(traced_reads.dynamic(traced.inlined_graph)))
+                module = self._trace(lambda traced: shapes.append(traced_reads.dynamic(traced)))
             trace = stable_fast.Trace(module)
             try:
                 trace.refusal = self._refusal(reads, shapes)
