@@ -2,8 +2,9 @@
 """Kernels and scripts: restarts, starts, round trips and output, beside a plain ipykernel and `python`.
 
 A restart is measured as a notebook's user has it: `restart_kernel()`, the wait until the kernel answers, the cell with
-the imports, the cell with the four loads of the pipeline, a cell with one operation. Three ways, one after another in
-every round: a plain ipykernel, our kernel with no zygote ("cold"), our kernel as its kernelspec starts it ("warm").
+the imports, the cell with the four loads of the pipeline, a cell with one operation. Four ways, one after another in
+every round: a plain ipykernel, our kernel with no zygote ("cold"), our kernel as its kernelspec starts it ("warm"), and
+a kernel that does nothing at all ("bare"), which shows what jupyter_client itself takes.
 
 No file here may be called kernels.py: transformers would take it for the package.
 """
@@ -18,13 +19,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import bare_kernel
 import psutil
 from conftest import wait_for
 from kernel_sessions import SECONDS, Session, ipykernel, ours
 from overmind.zygote.census import memory_of
 from starts import LEARNED, WARM_SECONDS, ended_zygotes, outcome, overmind_run, standby_waits, zygotes
 
-WAYS = ("ipykernel", "cold", "warm")
+WAYS = ("ipykernel", "cold", "warm", "bare")
 PHASES = ("restart", "ready", "imports", "loads", "first operation")
 ROUND_TRIPS = 200
 LINES, MEGABYTES = 10_000, 50
@@ -50,11 +52,11 @@ OUTPUTS = {
 class Notebook:
     """One kernel of one way, restarted as often as one likes. Use it in a `with`."""
 
-    def __init__(self, way: str, environment: dict[str, str]) -> None:
+    def __init__(self, way: str, environment: dict[str, str], argv: list[str] | None = None) -> None:
         plain = way == "ipykernel"
         begun = time.perf_counter()
         self._session = Session(
-            ipykernel() if plain else ours(),
+            argv or (ipykernel() if plain else ours()),
             zygote=way == "warm",
             env={**environment, **({"OVERMIND_DISABLE": "1"} if plain else {})},
         )
@@ -94,7 +96,8 @@ def restarts(environment: dict[str, str], where: Callable[[str], Path], runs: in
     cells = [IMPORTS, LOADS.format(**folders), OPERATION]
     samples: dict[str, list[list[float]]] = {way: [] for way in WAYS}
     with contextlib.ExitStack() as stack:
-        notebooks = {way: stack.enter_context(Notebook(way, environment)) for way in WAYS}
+        argv = {"bare": stack.enter_context(bare_kernel.running())}
+        notebooks = {way: stack.enter_context(Notebook(way, environment, argv.get(way))) for way in WAYS}
         for notebook in notebooks.values():
             for cell in cells:
                 notebook.run(cell)

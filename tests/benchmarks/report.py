@@ -67,11 +67,16 @@ def scenario(spec: Scenario, measured: Samples) -> dict[str, Any]:
         "steps": steps,
         "total": total,
         "committed": statistics.median(sample["committed"] for sample in samples["miss"]),
+        "again": {name: {mode: _again(samples[mode], name) for mode in MODES} for name in samples["hit"][0]["again"]},
         "records_of_a_hit": samples["hit"][0]["records"],
         "goals": _load_goals(spec, total),
         "as_measured": _medians(measured, names),
         "samples": measured,
     }
+
+
+def _again(samples: list[dict[str, Any]], name: str) -> float:
+    return statistics.median(sample["again"][name] for sample in samples)
 
 
 def _medians(samples: Samples, names: list[str]) -> dict[str, Any]:
@@ -235,6 +240,9 @@ def table(found: dict[str, Any]) -> str:
         head = ["load", "n", "plain", "hit", "ratio", "plain read", "hit read", "ratio", "first", "/plain", "committed"]
         rows = [row for name in results if name in SCENARIOS for row in _load_rows(name, results[name])]
         lines += [*_grid([head, *rows]), ""]
+    for result in results.values():
+        for step, modes in result.get("again", {}).items():
+            lines.append(f"{step}, once more: plain {seconds(modes['plain'])}, after a hit {seconds(modes['hit'])}")
     if "memory" in results:
         copies, daemon = results["memory"]["copies"], results["memory"]["daemon_bytes"] / 1e6
         lines.append(f"{results['memory']['title']}: {copies:.3f} copies of its weights; daemon {daemon:.1f} MB")

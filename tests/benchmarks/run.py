@@ -2,10 +2,10 @@
 """Measures Overmind beside plain loads; prints a table and writes build/bench.json.
 
 Every figure comes from a fresh process. In each round plain, first load (miss) and hit follow each other, so that a
-slow minute of the machine falls on all three; the page cache is warmed before each. Loads and reads are told at the
-machine's usual speed in this run (report.at_usual_speed). There are five rounds, and more until the goals are decided:
-the odd rounds alone and the even ones alone say the same of each. Missed goals are reported, they are no failure: the
-exit status says only whether everything could be measured.
+slow minute of the machine falls on all three; each first warms the memory that it is about to need. Loads and
+reads are told at the machine's usual speed in this run (report.at_usual_speed). There are five rounds, and more until
+the goals are decided: the odd rounds alone and the even ones alone say the same of each. Missed goals are reported,
+they are no failure: the exit status says only whether everything could be measured.
 
     python tests/benchmarks/run.py [--quick] [--only NAME]... [--runs N] [--json FILE]
 """
@@ -28,7 +28,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
 import kernel_figures
 import report
 from private_store import connect, private_store, snapshots
-from scenarios import SCENARIOS, folders
+from scenarios import SCENARIOS, folders, read_files
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -102,15 +102,6 @@ class Bench:
                     raise SystemExit(f"hold {mode} failed:\n{process.stderr.read()[-4000:]}")
             yield [process.pid for process in running]
 
-    def warm(self, names: tuple[str, ...]) -> None:
-        """Reads a scenario's files, so that both sides find them in the page cache."""
-        for name in names:
-            for path in self.where(name).rglob("*"):
-                if path.is_file():
-                    with path.open("rb", buffering=0) as file:
-                        while file.read(1 << 24):
-                            pass
-
 
 def _end(process: subprocess.Popen[str]) -> None:
     """Closing its input ends a holder; a hung one is killed by its pid."""
@@ -148,7 +139,6 @@ def measure_loads(bench: Bench, name: str, limits: Limits) -> dict[str, Any]:
         bench.clear()
         rounds.append({})
         for mode in MODES:
-            bench.warm(scenario.models)
             rounds[-1][mode] = bench.child("load", name, mode)
             wait_for_snapshots()
     bench.clear()
@@ -231,7 +221,7 @@ def measure_bare(bench: Bench, limits: Limits, entries: int, hits: int) -> dict[
 
 def measure_kernels(bench: Bench, runs: int) -> dict[str, Any]:
     bench.clear()
-    bench.warm(SCENARIOS["pipeline"].models)
+    read_files(bench.where, SCENARIOS["pipeline"].models)
     found = kernel_figures.measure(bench.environment, bench.where, bench.tiny_file.parent, runs)
     bench.clear()
     return report.kernels(found)

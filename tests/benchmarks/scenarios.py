@@ -26,6 +26,8 @@ Folders = Callable[[str], Path]
 class Step:
     name: str
     load: Callable[[Results], Any]
+    again: Callable[[], Any] | None = None
+    """Of a load that computes: the same once more, when all is made. No cache can make the load faster than this."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Scenario:
     """Goal in absolute terms, for all steps together."""
     nested: bool = False
     """The load is no loader of ours but calls some: its records may be several, and a miss run may hold hits."""
+    fills: float = 0.0
+    """Memory that a plain load fills, by the size of the model's files."""
 
 
 def _pipeline(folders: Folders) -> list[Step]:
@@ -108,12 +112,19 @@ def _stable_fast(folders: Folders) -> list[Step]:
     unet = UNet2DConditionModel.from_pretrained(folders("pipeline"), subfolder="unet", dtype=torch.float32).eval()
     inputs = torch.ones(1, 4, 8, 8), torch.tensor(3), torch.ones(1, 77, unet.config["cross_attention_dim"])
 
-    @torch.no_grad()
-    def first_result(_: Results) -> Any:
-        sample, timestep, states = inputs
-        return compile_unet(unet, CompilationConfig.Default())(sample, timestep, encoder_hidden_states=states)
+    compiled: Any = None
 
-    return [Step("stable-fast", first_result)]
+    @torch.no_grad()
+    def result() -> Any:
+        sample, timestep, states = inputs
+        return compiled(sample, timestep, encoder_hidden_states=states)
+
+    def first_result(_: Results) -> Any:
+        nonlocal compiled
+        compiled = compile_unet(unet, CompilationConfig.Default())
+        return result()
+
+    return [Step("stable-fast", first_result, again=result)]
 
 
 def _llama_bin(folders: Folders) -> list[Step]:
@@ -155,17 +166,18 @@ SCENARIOS = {
             hit_seconds=0.06,
         ),
         Scenario("llama_bf16", "0.84 B Llama, bf16", ("llama",), _llama("bfloat16"), hit_ratio=8, hit_seconds=0.012),
-        Scenario("llama_fp32", "the same, cast to fp32", ("llama",), _llama("float32"), hit_ratio=200),
-        Scenario("llama_bin", "the same, pickled, by torch.load", ("llama_bin",), _llama_bin, hit_ratio=50),
+        Scenario("llama_fp32", "the same, cast to fp32", ("llama",), _llama("float32"), hit_ratio=200, fills=2),
+        Scenario("llama_bin", "the same, pickled, by torch.load", ("llama_bin",), _llama_bin, hit_ratio=50, fills=1),
         Scenario(
             "llama_4bit",
             "the same, 4 bit by bitsandbytes",
             ("llama",),
             _quantised(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True),
             hit_ratio=400,
+            fills=0.5,
         ),
-        Scenario("llama_8bit", "the same, 8 bit", ("llama",), _quantised(load_in_8bit=True), hit_ratio=100),
-        Scenario("script", "Stable Diffusion 1.5 UNet, TorchScript", ("script",), _script, hit_ratio=10),
+        Scenario("llama_8bit", "the same, 8 bit", ("llama",), _quantised(load_in_8bit=True), hit_ratio=100, fills=1),
+        Scenario("script", "Stable Diffusion 1.5 UNet, TorchScript", ("script",), _script, hit_ratio=10, fills=1),
         *(
             [
                 Scenario(
@@ -183,6 +195,16 @@ SCENARIOS = {
         Scenario("minilm", "sentence_transformers, MiniLM", ("minilm",), _minilm, nested=True),
     )
 }
+
+
+def read_files(where: Folders, names: tuple[str, ...]) -> int:
+    """Reads these models' files, so that they are in the page cache; their size in bytes."""
+    size = 0
+    for path in (path for name in names for path in where(name).rglob("*") if path.is_file()):
+        with path.open("rb", buffering=0) as file:
+            while part := file.read(1 << 24):
+                size += len(part)
+    return size
 
 
 def folders(cache: Path, tiny: bool) -> Folders:

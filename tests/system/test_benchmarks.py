@@ -47,7 +47,7 @@ def test_quick_run_measures_everything(tmp_path: Path) -> None:
     results = document["results"]
     assert isinstance(results, dict)
     assert set(results) == {*LOADS, "memory", "bare", "kernels"}
-    assert set(results["kernels"]["restarts"]) == {"ipykernel", "cold", "warm"}
+    assert set(results["kernels"]["restarts"]) == {"ipykernel", "cold", "warm", "bare"}
     for name, steps in LOADS.items():
         result = results[name]
         assert set(result["steps"]) == steps
