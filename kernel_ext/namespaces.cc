@@ -26,24 +26,87 @@ py::object dict_of(py::handle holder) {
   return dict;
 }
 
+constexpr int kMostWrappers = 20;  // around one function; more are a cycle
+
+// What functools.wraps() says that a function wraps; null if nothing.
+py::handle wrapped_by(py::handle function) {
+  static PyObject* const name = PyUnicode_InternFromString("__wrapped__");
+  PyObject* const attributes = reinterpret_cast<PyFunctionObject*>(function.ptr())->func_dict;
+  return attributes == nullptr ? nullptr : PyDict_GetItem(attributes, name);
+}
+
+// Calls visit(function) for `value`, if it is one, and for all that it wraps.
+template <typename Visit>
+void each_wrapped(py::handle value, Visit visit) {
+  for (int i = 0; i < kMostWrappers && value && PyFunction_Check(value.ptr()); ++i) {
+    visit(value);
+    value = wrapped_by(value);
+  }
+}
+
+// What a class method, a property or a cache is made of, of these exact types; empty for all else.
+std::vector<py::object> parts_of(py::handle value) {
+  static const py::handle cache = py::object(py::module_::import("functools").attr("_lru_cache_wrapper")).release();
+  PyTypeObject* const kind = Py_TYPE(value.ptr());
+  if (kind == &PyClassMethod_Type || kind == &PyStaticMethod_Type) return {value.attr("__func__")};
+  if (kind == &PyProperty_Type) return {value.attr("fget"), value.attr("fset"), value.attr("fdel")};
+  if (reinterpret_cast<PyObject*>(kind) == cache.ptr()) return {value.attr("__wrapped__")};
+  return {};
+}
+
+// The same for the functions that a class's member is made of.
+template <typename Visit>
+void each_function(py::handle member, Visit visit) {
+  each_wrapped(member, visit);
+  for (const py::object& part : parts_of(member)) each_wrapped(part, visit);
+}
+
+void add_function(py::handle function, std::vector<PyObject*>& values) {
+  values.push_back(function.ptr());
+  values.push_back(PyFunction_GetCode(function.ptr()));
+  // Not the tuple or the dict: the one may be freed and its address the next one's, the other be changed where it is.
+  PyObject* const defaults = PyFunction_GetDefaults(function.ptr());
+  const Py_ssize_t count = defaults == nullptr ? 0 : PyTuple_GET_SIZE(defaults);
+  for (Py_ssize_t i = 0; i < count; ++i) values.push_back(PyTuple_GET_ITEM(defaults, i));
+  values.push_back(nullptr);
+  PyObject* const by_name = PyFunction_GetKwDefaults(function.ptr());
+  Py_ssize_t position = 0;
+  PyObject* name = nullptr;
+  PyObject* value = nullptr;
+  while (by_name != nullptr && PyDict_Next(by_name, &position, &name, &value) != 0) {
+    values.push_back(name);
+    values.push_back(value);
+  }
+  values.push_back(nullptr);
+}
+
 py::bytes identities(py::handle holder) {
-  const py::object dict = dict_of(holder);
   std::vector<PyObject*> values;
+  const auto add = [&](py::handle function) { add_function(function, values); };
+  const auto done = [&] {
+    return py::bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(PyObject*));
+  };
+  if (PyFunction_Check(holder.ptr())) {
+    each_wrapped(holder, add);
+    return done();
+  }
+  const py::object dict = dict_of(holder);
+  const bool is_class = PyType_Check(holder.ptr());
   values.reserve(static_cast<std::size_t>(PyDict_Size(dict.ptr())));
   Py_ssize_t position = 0;
   PyObject* value = nullptr;
   while (PyDict_Next(dict.ptr(), &position, nullptr, &value) != 0) {
     values.push_back(value);
-    if (!PyFunction_Check(value)) continue;
-    values.push_back(PyFunction_GetCode(value));
-    values.push_back(PyFunction_GetDefaults(value));
-    values.push_back(PyFunction_GetKwDefaults(value));
+    if (is_class)
+      each_function(value, add);
+    else
+      each_wrapped(value, add);
   }
-  if (PyType_Check(holder.ptr())) {
+  if (is_class) {
     PyObject* const bases = reinterpret_cast<PyTypeObject*>(holder.ptr())->tp_mro;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(bases); ++i) values.push_back(PyTuple_GET_ITEM(bases, i));
   }
-  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(PyObject*)};
+  return done();
 }
 
 bool contains(py::handle set, py::handle value) {
@@ -74,16 +137,13 @@ struct Accepted {
   }
 };
 
-constexpr int kMostWrappers = 20;  // around one function; more are a cycle
-
 // It and what it wraps are of accepted modules; of `own` globals is as good.
 bool is_quiet_function(py::handle function, py::handle own, const Accepted& accepted) {
   for (int i = 0; i < kMostWrappers; ++i) {
     if (!PyFunction_Check(function.ptr())) return false;
     PyObject* const globals = PyFunction_GetGlobals(function.ptr());
     if (globals != own.ptr() && !accepted.has(PyDict_GetItemString(globals, "__name__"))) return false;
-    PyObject* const attributes = reinterpret_cast<PyFunctionObject*>(function.ptr())->func_dict;
-    function = py::handle(attributes == nullptr ? nullptr : PyDict_GetItemString(attributes, "__wrapped__"));
+    function = wrapped_by(function);
     if (!function) return true;
   }
   return false;
@@ -95,16 +155,6 @@ bool is_quiet_class(py::handle value, const Accepted& accepted) {
   PyObject* const module = PyDict_GetItemString(dict.ptr(), "__module__");
   if (module != nullptr) return accepted.has(module);
   return is_plain_class(value) && accepted.has(value.attr("__module__"));
-}
-
-// What a class method, a property or a cache is made of, of these exact types; empty for all else.
-std::vector<py::object> parts_of(py::handle value) {
-  static const py::handle cache = py::object(py::module_::import("functools").attr("_lru_cache_wrapper")).release();
-  PyTypeObject* const kind = Py_TYPE(value.ptr());
-  if (kind == &PyClassMethod_Type || kind == &PyStaticMethod_Type) return {value.attr("__func__")};
-  if (kind == &PyProperty_Type) return {value.attr("fget"), value.attr("fset"), value.attr("fdel")};
-  if (reinterpret_cast<PyObject*>(kind) == cache.ptr()) return {value.attr("__wrapped__")};
-  return {};
 }
 
 bool is_made_of_quiet_functions(py::handle value, py::handle own, const Accepted& accepted) {
@@ -182,9 +232,17 @@ py::list notable(py::handle holder, const py::dict& own, const py::set& quiet, c
     }
     const bool packed = is_table && PyTuple_CheckExact(member) && PyTuple_GET_SIZE(member) > 0;
     const py::handle value(packed ? PyTuple_GET_ITEM(member, 0) : member);
+    bool is_told = true;  // all that there is to say of it
+    if (is_class) {
+      each_function(value, [&](py::handle function) {
+        if (PyFunction_GetGlobals(function.ptr()) == own.ptr() && is_written_elsewhere(function, file)) is_told = false;
+        is_told = says_defaults(function, name, lines) && is_told;
+      });
+    }
     const bool is_own = PyFunction_Check(value.ptr()) && PyFunction_GetGlobals(value.ptr()) == own.ptr();
-    if (is_own ? is_written_elsewhere(value, file) || (is_class && !says_defaults(value, name, lines))
-               : is_notable(value, own, accepted, silent, only))
+    const bool is_quiet =
+        is_own ? !is_written_elsewhere(value, file) : !is_notable(value, own, accepted, silent, only);
+    if (!is_told || !is_quiet)
       found.append(py::make_tuple(py::handle(name), value));
   }
   return found;

@@ -5,7 +5,7 @@ kernel_ext/errors.cc holds the table.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, TypedDict, final
 
 __version__: str
@@ -94,10 +94,11 @@ def pickle_globals(pickle: bytes) -> list[tuple[str, str]]:
     the skeleton of a diffusers pipeline. InvalidError for a pickle that can't be followed to its end,
     or that rebuilds an object from arguments that hold the object itself."""
 
-def identities(holder: type | ModuleType | dict[Any, Any]) -> bytes:
-    """The addresses of the values in the namespace of a class or module, or in a dict, in its order, of functions their
-    code and defaults as well, of a class its bases: alike as long as none is set, deleted or added. Owns none of
-    them: once a value is freed its address may be another one's."""
+def identities(holder: type | ModuleType | dict[Any, Any] | FunctionType) -> bytes:
+    """The addresses of the values in the namespace of a class or module, or in a dict, in its order; of functions, and of
+    what these wrap, their code and each default as well; of a class its bases, and the functions in its properties and
+    the like. Of a function the same alone. Alike as long as none is set, deleted or added. Owns none of them: once a
+    value is freed its address may be another one's."""
 
 def notable(
     holder: type | ModuleType | dict[Any, Any],
@@ -110,12 +111,12 @@ def notable(
     lines: list[str],
 ) -> list[tuple[Any, Any]]:
     """(name, value) of the same namespace, but for functions whose globals are `own` (unless they were not written in
-    its `__file__`, or are a class's and have defaults), classes and functions (with all that these wrap) of modules in
+    its `__file__`), classes and functions (with all that these wrap) of modules in
     `quiet` or of packages in `tops`, class methods, properties and caches made of such functions, values of types in
     `silent`, members of a class that `unsaid` names, and a module's own `__names__`. `only`: nor values of other types
     than these, classes and functions. A tuple in a dict stands for its first part. Adds to `quiet` the modules that it
     finds in `tops`, and to `lines` what numbers, strings and None stand in a class, or are the defaults of its
-    functions, in place of returning those."""
+    functions and of all that these wrap, in place of returning those; what has other defaults is returned."""
 
 def trimmed_state(state: dict[str, Any], standard: tuple[tuple[str, type | None], ...]) -> dict[str, Any] | None:
     """A copy of `state` without the containers that are empty, of the type that `standard` says, and referred to by

@@ -222,7 +222,7 @@ class _Place:
     def module_member(self, name: str, member: Any, home: bool) -> None:
         kind = type(member)
         if kind is types.FunctionType and member.__globals__ is self.own:
-            self._own_function(name, member)
+            self._function(name, member)
         elif issubclass(kind, type):
             self._class(name, member)
         elif not home:
@@ -239,12 +239,13 @@ class _Place:
 
     def class_member(self, name: str, member: Any) -> None:
         kind = type(member)
-        if kind is types.FunctionType and member.__globals__ is self.own:
-            self._own_function(name, member)
-        elif issubclass(kind, type):
+        if issubclass(kind, type):
             self._class(name, member)
-        elif kind in _HOLDERS or kind is types.FunctionType or kind.__module__ != "builtins":
-            self._code(name, member)
+        elif kind in _CODE or kind.__module__ != "builtins":
+            for function in _functions(member):
+                self._function(name, function)
+            if kind is not types.FunctionType or member.__globals__ is not self.own:
+                self._code(name, member)
             if issubclass(kind, enum.Enum) or (kind.__module__, kind.__name__) == ("torch", "dtype"):
                 self.lines.append(f"{name}={member}")
         elif not name.startswith("__"):
@@ -253,10 +254,11 @@ class _Place:
             text = _plain(member)
             self.lines.append(f"{name}={kind.__name__ if text is None else text}")
 
-    def _own_function(self, name: str, function: types.FunctionType) -> None:
-        """Its code may have been exchanged, and its defaults set."""
+    def _function(self, name: str, function: types.FunctionType) -> None:
+        """Its code may have been exchanged, if it is of the same module, and its defaults set."""
         code = function.__code__
-        if code.co_filename != self.own.get("__file__"):  # dataclasses write some, in no file
+        own = function.__globals__ is self.own
+        if own and code.co_filename != self.own.get("__file__"):  # dataclasses write some, in no file
             if code.co_filename.startswith("/") and not modules.installed_file(code.co_filename):
                 self.by_user = self.by_user or name
             self.lines.append(f"{name}={_said(code)}")
@@ -264,6 +266,7 @@ class _Place:
             if defaults:
                 text = [_plain(value) or type(value).__name__ for value in defaults]
                 self.lines.append(f"{name}({text})")
+                self.containers += [value for value in defaults if type(value) in (list, dict, set)]
 
     def _class(self, name: str, member: Any) -> None:
         self._known_by(name, member.__module__, member.__qualname__)

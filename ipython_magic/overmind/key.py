@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from overmind import ambient, dependencies, encoding, hub
+from overmind import _core, ambient, dependencies, encoding, hub
 from overmind.encoding import Encoder, Uncacheable
 from overmind.loader import BoundCall, Loader
 from overmind.substitution import Arguments
@@ -26,7 +26,7 @@ from overmind.substitution import Arguments
 __all__ = ["Request", "Uncacheable", "encode_arguments", "make_request", "prepare"]
 
 _COMMON = frozenset({"torch", "numpy", "transformers", "diffusers"})  # what an unknown callable is likely to use
-FORMAT = b"overmind key 4"  # raise it when keys, skeletons or dependencies change their meaning
+FORMAT = b"overmind key 5"  # raise it when keys, skeletons or dependencies change their meaning
 
 
 @dataclass
@@ -73,6 +73,7 @@ class _Binder:
     """How the calls of one function are bound. inspect.Signature.bind does the same in 25 us; this takes 4."""
 
     function: Callable[..., Any]  # kept alive: the cache is by id
+    identities: bytes  # of its code and defaults, which may be set
     by_position: tuple[str, ...]
     only_position: frozenset[str]
     by_name: tuple[str, ...]
@@ -126,6 +127,7 @@ def _make_binder(function: Any, signature: inspect.Signature, skip: int, target:
     positions = (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
     return _Binder(
         function,
+        _identities(function),
         tuple(parameter.name for parameter in parameters if parameter.kind in positions),
         frozenset(parameter.name for parameter in parameters if parameter.kind is kinds.POSITIONAL_ONLY),
         tuple(parameter.name for parameter in parameters if parameter.kind is kinds.KEYWORD_ONLY),
@@ -211,7 +213,7 @@ def _binder(function: Callable[..., Any], loader: Loader) -> _Binder:
     if loader.target and not trusted:
         raise Uncacheable(f"the loader was replaced by {plain.__module__}.{plain.__qualname__}")
     known = _binders.get((id(plain), method, trusted, loader.target))
-    if known is not None and known.function is plain:
+    if known is not None and known.function is plain and known.identities == _identities(plain):
         return known
     try:
         # A decorator of a library itself passes arguments on unchanged; another one may have defaults of its own.
@@ -223,6 +225,12 @@ def _binder(function: Callable[..., Any], loader: Loader) -> _Binder:
         _binders.clear()
     _binders[id(plain), method, trusted, loader.target] = binder
     return binder
+
+
+def _identities(function: Any) -> bytes:
+    """Alike as long as its signature is; of a class, what makes its objects."""
+    makers = (function.__new__, function.__init__) if isinstance(function, type) else (function,)
+    return b"".join(_core.identities(each) for each in makers if type(each) is types.FunctionType)
 
 
 def _target_of(call: BoundCall, binder: _Binder) -> Any:

@@ -57,6 +57,8 @@ def give_up(error: _core.OvermindError) -> None:
 
 def _give_up(error: _core.OvermindError) -> None:
     global _client, _failure, _failed_at
+    if error is _failure:
+        return  # a load that was told of it: the half minute began before
     _client, _failure, _failed_at = None, error, time.monotonic()
     log.warn_once(f"the store can't be used, loads are native: {error}. `overmind doctor` says what to do.")
 

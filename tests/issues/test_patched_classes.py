@@ -254,3 +254,61 @@ def test_functions_of_cython_are_their_modules(oracle: Oracle, folder: Path) -> 
     native, *runs = oracle.nat(body), oracle.run(body), oracle.run(body)
     assert [run.outcomes for run in runs] == [["miss"], ["hit"]], [run.reasons for run in runs]
     assert [run.value for run in runs] == [native.value, native.value]
+
+
+SCHEDULER = """
+import json, os
+import diffusers
+os.makedirs(root + "/s", exist_ok=True)
+def scheduler():
+    made = diffusers.DDIMScheduler.from_pretrained(root + "/s")
+    return [made.config.clip_sample_range, made.config.trained_betas]
+"""
+DEFAULTS = """
+plain = diffusers.DDIMScheduler.__init__.__wrapped__
+def set_default(name, value):
+    code, defaults = plain.__code__, list(plain.__defaults__)
+    defaults[code.co_varnames[1 : code.co_argcount].index(name)] = value
+    plain.__defaults__ = tuple(defaults)
+"""
+
+
+@pytest.mark.parametrize("change", ["'clip_sample_range', 7.0", "'trained_betas', [0.1]"])
+def test_the_defaults_of_a_wrapped_method_are_noticed(oracle: Oracle, folder: Path, change: str) -> None:
+    """register_to_config() wraps the __init__ of all that diffusers makes from a config."""
+    (folder / "s").mkdir()
+    (folder / "s" / "scheduler_config.json").write_text('{"_class_name": "DDIMScheduler"}')
+    start = rooted(folder) + SCHEDULER
+    oracle.nat(start)  # and the file is older than the processes that follow
+    stock, changed = start + "value = scheduler()", start + DEFAULTS + f"set_default({change})\nvalue = scheduler()"
+    natively = oracle.nat(changed).value
+    assert natively != oracle.nat(stock).value
+    assert [oracle.run(stock).outcomes, oracle.run(stock).outcomes] == [["miss"], ["hit"]]
+    assert oracle.run(changed).value == natively
+    late = start + DEFAULTS + f"first = scheduler()\nset_default({change})\nvalue = scheduler()"
+    assert oracle.run(late).value == natively
+
+
+def test_keyword_defaults_may_be_set_where_they_are(oracle: Oracle, folder: Path) -> None:
+    start = rooted(folder) + SCHEDULER + "import torch\ntiny = torch.nn.LayerNorm(2)\n"
+    (folder / "mine.py").write_text(
+        "def keywords(x, *, y=3):\n    return [x, y]\n"
+        "def plain(x, y=3):\n    return [x, y]\n"
+        "class Thing:\n    def __new__(cls, x, *, y=3):\n        made = object.__new__(cls)\n        made.y = y\n        return made\n"
+    )
+    body = start + """
+import mine
+def both():
+    return load(mine.keywords, 1) + load(mine.plain, 1) + [load(mine.Thing, 1).y]
+value = [both(), both()]
+mine.keywords.__kwdefaults__["y"] = 9
+mine.plain.__defaults__ = (11,)
+mine.Thing.__new__.__kwdefaults__ = {"y": 13}
+value.append(both())
+mine.plain.__defaults__ = (12,)
+value.append(both())
+"""
+    oracle.nat(start + "import mine")  # and the file is older than the processes that follow
+    right = [[1, 3, 1, 3, 3], [1, 3, 1, 3, 3], [1, 9, 1, 11, 13], [1, 9, 1, 12, 13]]
+    for run in (oracle.nat(body), oracle.run(body), oracle.run(body)):
+        assert run.value == right, run.reasons

@@ -540,6 +540,23 @@ def test_a_daemon_that_stops_is_waited_for_once(source: str, folder: Path, runti
     assert run.stderr.count("overmind:") == 1, run.stderr
 
 
+AGAIN = """
+import time
+store._RETRY_AFTER = 1.0
+deadline = time.monotonic() + BOUND
+while overmind.history()[-1].outcome != "hit" and time.monotonic() < deadline:
+    overmind.load(mylib.load, sys.path[0] + "/data")
+    time.sleep(0.1)
+"""
+
+
+def test_a_daemon_that_goes_on_is_used_again(source: str, folder: Path, runtime: Path) -> None:
+    """However often is loaded meanwhile: the time until it is tried again begins once."""
+    assert load(source).outcomes == ["miss"]
+    run = load(LOAD.format(folder=str(folder), after=STOPPED + AGAIN.replace("BOUND", str(BOUND))))
+    assert run.outcomes[-1] == "hit" and run.outcomes.count("hit") == 2, run.outcomes
+
+
 def test_users_without_rights_get_a_reason(source: str, runtime: Path) -> None:
     """A daemon of root, a client that is nobody: its own error, not the other's objects."""
     as_user(normal_user())
