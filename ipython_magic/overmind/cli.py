@@ -168,10 +168,10 @@ def drop(ids: tuple[str, ...], everything: bool, stale: bool, as_json: bool) -> 
     elif stale:
         reasons = commands.drop_stale()
         lines = [f"{name} dropped: {shown.clean(reason)}" for name, reason in reasons.items()]
-        _print(reasons, "\n".join(lines) or "none is stale", as_json)
+        _print({"dropped": len(reasons), "reasons": reasons}, "\n".join(lines) or "none is stale", as_json)
     else:
         dropped = commands.drop(list(ids))
-        _print({"dropped": dropped}, "\n".join(f"{name} dropped" for name in dropped), as_json)
+        _print({"dropped": len(dropped), "ids": dropped}, "\n".join(f"{name} dropped" for name in dropped), as_json)
 
 
 def _pin(text: str, pinned: bool, as_json: bool) -> None:

@@ -24,6 +24,14 @@ def passed_over(function: F) -> F:
     return function
 
 
+def in_no_import_traceback(function: F) -> F:
+    """Decorator, on a plain function that the import system calls, and that goes on into the import system. An import
+    that fails has a traceback without the import system's frames, which the interpreter knows by their file name."""
+    plain: Any = function
+    plain.__code__ = plain.__code__.replace(co_filename="<frozen importlib._bootstrap_external>")
+    return function
+
+
 def caller() -> FrameType | None:
     """The frame that called Overmind, the outermost if a load is inside another; None outside of a load."""
     frame: FrameType | None = sys._getframe(1)

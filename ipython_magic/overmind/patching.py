@@ -18,7 +18,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from overmind import log
-from overmind.frames import passed_over
+from overmind.frames import in_no_import_traceback, passed_over
 from overmind.loader import Loader
 
 Call = Callable[[Loader, Callable[..., Any], tuple[Any, ...], dict[str, Any], "type | None"], Any]
@@ -273,6 +273,7 @@ class ImportHooks:
         if original is None:
             return
 
+        @in_no_import_traceback
         def exec_module(module: ModuleType) -> None:
             if module.__name__ == fullname:
                 vars(loader).pop("exec_module", None)

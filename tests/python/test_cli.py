@@ -95,7 +95,7 @@ def test_entries(runtime: Path, file: Path) -> None:
     assert as_json("pin", entry[:8]) == {"id": entry, "pinned": True}
     assert as_json("list")[0]["pinned"] is True
     assert as_json("unpin", entry) == {"id": entry, "pinned": False}
-    assert as_json("drop", entry) == {"dropped": [entry]}
+    assert as_json("drop", entry) == {"dropped": 1, "ids": [entry]}
     assert as_json("list") == []
 
 
@@ -125,7 +125,7 @@ def test_drop_stale_and_all(runtime: Path, tmp_path: Path) -> None:
     changed.write_bytes(b"changed")
     stale = load(kept, changed)
     changed.write_bytes(b"something else")
-    assert list(as_json("drop", "--stale")) == [stale]
+    assert list(as_json("drop", "--stale")["reasons"]) == [stale]
     assert as_json("drop", "--all") == {"dropped": 1}
 
 
@@ -152,7 +152,7 @@ def test_the_empty_text_names_no_entry(runtime: Path, file: Path) -> None:
     entry = load(file)
     for words in (["drop", ""], ["pin", ""]):
         assert "no entry ''" in overmind(*words, expect=2)
-    assert as_json("drop", entry, entry[:4]) == {"dropped": [entry]}, "named twice, dropped once"
+    assert as_json("drop", entry, entry[:4]) == {"dropped": 1, "ids": [entry]}, "named twice, dropped once"
 
 
 @pytest.mark.parametrize("words", [["list"], ["why"], ["stats"], ["status"], ["start"], ["doctor"], ["--help"]])

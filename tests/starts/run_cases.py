@@ -224,9 +224,18 @@ def processes():
     for method in ("fork", "spawn", "forkserver"):
         context = multiprocessing.get_context(method)
         with context.Pool(2) as pool:
-            print(method, pool.map(double, range(5)))
+            print(method, pool.map(double, range(5)), [each.value for each in pool.map(Thing, range(2))])
     with multiprocessing.Manager() as manager:
         print(list(manager.list([1, 2])))
+
+
+def working_folder():
+    import multiprocessing.process
+
+    try:
+        print(os.getcwd())
+    except OSError as error:
+        print(type(error).__name__, multiprocessing.process.ORIGINAL_DIR)
 
 
 def pool():

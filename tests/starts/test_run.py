@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,6 +102,22 @@ def test_a_relative_name_from_another_folder(place: tuple[Path, Path], tmp_path:
     link = tmp_path / "link.py"
     link.symlink_to(script)
     assert forked(runtime, "./link.py", "argv", cwd=tmp_path) == native("./link.py", "argv", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("words", [["SCRIPT", "working_folder"], ["-m", "this"]], ids=["script", "module"])
+def test_in_a_folder_that_was_deleted(place: tuple[Path, Path], tmp_path: Path, words: list[str]) -> None:
+    runtime, script = place
+    words = [str(script) if word == "SCRIPT" else word for word in words]
+    gone = tmp_path / "gone"
+    command = f"mkdir {gone}; cd {gone}; rmdir {gone}; exec "
+
+    def there(*start: str, **environment: str) -> Outcome:
+        return outcome(["sh", "-c", command + shlex.join([*start, *words])], env={**os.environ, **environment})
+
+    expected = there(sys.executable)
+    assert expected.code == 0
+    assert there(*overmind_run(), OVERMIND_ZYGOTE="0") == expected
+    assert there(*overmind_run()) == expected
 
 
 def test_standard_input(place: tuple[Path, Path]) -> None:

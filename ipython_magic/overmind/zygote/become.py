@@ -39,7 +39,8 @@ def leave(mode: str, target: str, arguments: Sequence[str]) -> NoReturn:
     the top."""
     shown = sys.excepthook
     if mode == "script":
-        sys.excepthook = functools.partial(_core.run_file, os.path.join(os.getcwd(), target), shown)
+        path = target if os.path.isabs(target) else os.path.join(os.getcwd(), target)
+        sys.excepthook = functools.partial(_core.run_file, path, shown)
     elif mode == "module":
         import runpy  # as the interpreter does for -m
 
@@ -60,7 +61,7 @@ def describe(mode: str, target: str, arguments: Sequence[str]) -> None:
     elif mode == "module":
         sys.argv = ["-m", *arguments]
         sys.orig_argv = [sys.executable, "-m", target, *arguments]
-        first = os.getcwd()
+        first = stash.working_folder() or ""
     else:
         sys.argv = [os.path.join(_SITE_PACKAGES, f"{target}_launcher.py"), *arguments]
         sys.orig_argv = [sys.executable, "-m", f"{target}_launcher", *arguments]

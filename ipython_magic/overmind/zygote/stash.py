@@ -168,7 +168,8 @@ class Stash:
         return now is not None and self._random is not None and not generator.only_drawn(self._random, now)
 
     def _new_folders(self) -> list[str]:
-        return [folder or os.getcwd() for folder in sys.path if folder not in self._path]
+        new = [folder or working_folder() for folder in sys.path if folder not in self._path]
+        return [folder for folder in new if folder is not None]
 
     def _listing(self, folder: str) -> frozenset[str]:
         found = self._listings.get(folder)
@@ -241,9 +242,22 @@ class _Handing:
         return getattr(vars(self)["_spec"].loader, name)
 
 
+def working_folder() -> str | None:
+    """None if it was deleted: the interpreter and multiprocessing start all the same."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
+
+
+def _renew_multiprocessing(_module: Any) -> None:
+    """Workers that are no forks take the classes of the program from a second name of its main module."""
+    sys.modules["__mp_main__"] = sys.modules["__main__"]
+
+
 def _renew_processes(module: Any) -> None:
     """multiprocessing.process: made at import, and to be this process's own."""
-    module.ORIGINAL_DIR = os.path.abspath(os.getcwd())
+    module.ORIGINAL_DIR = working_folder()
     module._current_process = type(module._current_process)()  # with a key of its own
     module._parent_process = None
 
@@ -262,6 +276,7 @@ def _renew_logging(module: Any) -> None:
 
 
 RENEWED: dict[str, Callable[[Any], None]] = {
+    "multiprocessing": _renew_multiprocessing,
     "multiprocessing.process": _renew_processes,
     "numpy.random.mtrand": _renew_numpy,
     "logging": _renew_logging,
