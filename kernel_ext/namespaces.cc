@@ -240,10 +240,8 @@ py::list notable(py::handle holder, const py::dict& own, const py::set& quiet, c
       });
     }
     const bool is_own = PyFunction_Check(value.ptr()) && PyFunction_GetGlobals(value.ptr()) == own.ptr();
-    const bool is_quiet =
-        is_own ? !is_written_elsewhere(value, file) : !is_notable(value, own, accepted, silent, only);
-    if (!is_told || !is_quiet)
-      found.append(py::make_tuple(py::handle(name), value));
+    const bool is_quiet = is_own ? !is_written_elsewhere(value, file) : !is_notable(value, own, accepted, silent, only);
+    if (!is_told || !is_quiet) found.append(py::make_tuple(py::handle(name), value));
   }
   return found;
 }

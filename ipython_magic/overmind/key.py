@@ -229,7 +229,8 @@ def _binder(function: Callable[..., Any], loader: Loader) -> _Binder:
 
 def _identities(function: Any) -> bytes:
     """Alike as long as its signature is; of a class, what makes its objects."""
-    makers = (function.__new__, function.__init__) if isinstance(function, type) else (function,)
+    is_class = isinstance(function, type)
+    makers = [getattr(function, name) for name in ("__new__", "__init__")] if is_class else [function]
     return b"".join(_core.identities(each) for each in makers if type(each) is types.FunctionType)
 
 

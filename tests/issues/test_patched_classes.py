@@ -289,14 +289,25 @@ def test_the_defaults_of_a_wrapped_method_are_noticed(oracle: Oracle, folder: Pa
     assert oracle.run(late).value == natively
 
 
+MINE = """
+def keywords(x, *, y=3):
+    return [x, y]
+def plain(x, y=3):
+    return [x, y]
+class Thing:
+    def __new__(cls, x, *, y=3):
+        made = object.__new__(cls)
+        made.y = y
+        return made
+"""
+
+
 def test_keyword_defaults_may_be_set_where_they_are(oracle: Oracle, folder: Path) -> None:
-    start = rooted(folder) + SCHEDULER + "import torch\ntiny = torch.nn.LayerNorm(2)\n"
-    (folder / "mine.py").write_text(
-        "def keywords(x, *, y=3):\n    return [x, y]\n"
-        "def plain(x, y=3):\n    return [x, y]\n"
-        "class Thing:\n    def __new__(cls, x, *, y=3):\n        made = object.__new__(cls)\n        made.y = y\n        return made\n"
-    )
-    body = start + """
+    start = rooted(folder)
+    (folder / "mine.py").write_text(MINE)
+    body = (
+        start
+        + """
 import mine
 def both():
     return load(mine.keywords, 1) + load(mine.plain, 1) + [load(mine.Thing, 1).y]
@@ -308,6 +319,7 @@ value.append(both())
 mine.plain.__defaults__ = (12,)
 value.append(both())
 """
+    )
     oracle.nat(start + "import mine")  # and the file is older than the processes that follow
     right = [[1, 3, 1, 3, 3], [1, 3, 1, 3, 3], [1, 9, 1, 11, 13], [1, 9, 1, 12, 13]]
     for run in (oracle.nat(body), oracle.run(body), oracle.run(body)):

@@ -106,7 +106,7 @@ def test_a_relative_name_from_another_folder(place: tuple[Path, Path], tmp_path:
 
 @pytest.mark.parametrize("words", [["SCRIPT", "working_folder"], ["-m", "this"]], ids=["script", "module"])
 def test_in_a_folder_that_was_deleted(place: tuple[Path, Path], tmp_path: Path, words: list[str]) -> None:
-    runtime, script = place
+    _runtime, script = place
     words = [str(script) if word == "SCRIPT" else word for word in words]
     gone = tmp_path / "gone"
     command = f"mkdir {gone}; cd {gone}; rmdir {gone}; exec "

