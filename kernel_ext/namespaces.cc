@@ -92,10 +92,12 @@ py::bytes identities(py::handle holder) {
   }
   const py::object dict = dict_of(holder);
   const bool is_class = PyType_Check(holder.ptr());
+  const bool is_module = PyModule_Check(holder.ptr());
   values.reserve(static_cast<std::size_t>(PyDict_Size(dict.ptr())));
   Py_ssize_t position = 0;
   PyObject* value = nullptr;
   while (PyDict_Next(dict.ptr(), &position, nullptr, &value) != 0) {
+    if (is_module && PyModule_Check(value)) continue;
     values.push_back(value);
     if (is_class)
       each_function(value, add);

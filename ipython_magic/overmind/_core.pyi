@@ -97,8 +97,9 @@ def pickle_globals(pickle: bytes) -> list[tuple[str, str]]:
 def identities(holder: type | ModuleType | dict[Any, Any] | FunctionType) -> bytes:
     """The addresses of the values in the namespace of a class or module, or in a dict, in its order; of functions, and
     of what these wrap, their code and each default as well; of a class its bases, and the functions in its properties
-    and the like. Of a function the same alone. Alike as long as none is set, deleted or added. Owns none of them: once
-    a value is freed its address may be another one's."""
+    and the like; of a module not the modules in it, which come as they are imported. Of a function the same alone.
+    Alike as long as none is set, deleted or added. Owns none of them: once a value is freed its address may be another
+    one's."""
 
 def notable(
     holder: type | ModuleType | dict[Any, Any],

@@ -135,6 +135,8 @@ def warm() -> None:
     present = [(module, name) for module, name in _FAMILIAR if module in sys.modules]
     if present:
         state(present, modules.named)
+        # Parameters are tensors, whose class is of the package `torch` itself; without them that is a mere package.
+        state([place for place in present if place[1] != "Parameter"], modules.named)
 
 
 def _places(classes: Iterable[type], loader: Callable[..., Any], is_users: _Test) -> Iterator[tuple[Any, str, bool]]:

@@ -68,7 +68,36 @@ def test_identities_change_with_the_members_only() -> None:
     module.c = 1
     assert before != after and len(_core.identities(module)) == len(after) + 8
     del module.c
+    module.part = module_of("")
     assert _core.identities(module) == after
+
+
+def test_identities_of_what_a_member_wraps() -> None:
+    def inner(x: int = 1000, *, y: int = 2000) -> None:
+        pass
+
+    @functools.wraps(inner)
+    def outer() -> None:
+        pass
+
+    class Some:
+        by_class = classmethod(outer)
+        asked = property(outer)
+
+    alive = [[number] for number in range(6)]  # a value that is freed leaves its address to the next one
+    for holder, (one, two, three) in ((outer, alive[:3]), (Some, alive[3:])):
+        before = _core.identities(holder)
+        inner.__defaults__ = (one,)  # type: ignore[assignment]
+        assert _core.identities(holder) != before
+        before = _core.identities(holder)
+        inner.__kwdefaults__ = {"y": two}
+        assert _core.identities(holder) != before
+        before = _core.identities(holder)
+        inner.__kwdefaults__["y"] = three
+        assert _core.identities(holder) != before
+        before = _core.identities(holder)
+        inner.__kwdefaults__ = None  # type: ignore[assignment]
+        assert _core.identities(holder) != before
 
 
 def test_a_library_s_own_is_not_notable() -> None:
