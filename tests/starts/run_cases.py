@@ -220,7 +220,9 @@ def pickled():
 
 def processes():
     import multiprocessing
+    import rlcompleter
 
+    print(*(module is sys.modules["__main__"] for module in (rlcompleter.__main__, sys.modules["__mp_main__"])))
     for method in ("fork", "spawn", "forkserver"):
         context = multiprocessing.get_context(method)
         with context.Pool(2) as pool:

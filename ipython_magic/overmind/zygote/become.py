@@ -26,6 +26,9 @@ from overmind.zygote import profile, stash
 from overmind.zygote.engines import ENGINES
 from overmind.zygote.wire import Request
 
+Pids = list[tuple[Any, str]]
+Mains = list[tuple[dict[str, Any], str]]
+
 _F_SETSIG = 10
 _SITE_PACKAGES = sysconfig.get_path("purelib")  # now: in a program, its import would be taken for the program's own
 
@@ -82,7 +85,7 @@ def new_main() -> None:
     vars(main)["__builtins__"] = sys.modules["builtins"]
 
 
-def settle(request: Request, hidden: stash.Stash, folder: int, pids: Sequence[tuple[Any, str]]) -> None:
+def settle(request: Request, hidden: stash.Stash, folder: int, pids: Pids, mains: Mains) -> None:
     """Everything but the descriptors: called when they are in place."""
     os.umask(request.umask)
     os.fchdir(folder)
@@ -101,6 +104,8 @@ def settle(request: Request, hidden: stash.Stash, folder: int, pids: Sequence[tu
             type.__setattr__(owner, held, os.getpid())
         else:
             owner[held] = os.getpid()
+    for names, held in mains:
+        names[held] = sys.modules["__main__"]
     main = threading.main_thread()
     if hasattr(main, "_set_native_id"):
         main._set_native_id()
@@ -131,7 +136,20 @@ def reopen(stream: Any, number: int) -> None:
     )
 
 
-def own_pids(modules: Sequence[Any]) -> list[tuple[Any, str]]:
+def own_mains(modules: Sequence[Any]) -> Mains:
+    """Variables of modules that hold the main module, which is another one in each program: dill pickles by it,
+    rlcompleter completes in it. Each as the dictionary that it is in, and its name there."""
+    main, found = sys.modules["__main__"], []
+    for module in modules:
+        try:
+            names = vars(module)
+        except TypeError:
+            continue
+        found += [(names, name) for name, value in list(names.items()) if value is main]
+    return found
+
+
+def own_pids(modules: Sequence[Any]) -> Pids:
     """Variables that hold this process's id, by value and by a name that says so: of modules, of their classes and of
     the objects that they hold. Each as its class, or the dictionary that it is in, and its name there."""
     owners: dict[int, Any] = {}

@@ -158,6 +158,7 @@ class Zygote:
         gc.collect()
         gc.freeze()  # a collection in a fork then touches none of these pages
         self._pids = become.own_pids(list(sys.modules.values()))
+        self._mains = become.own_mains(list(sys.modules.values()))
         self._packages = stash.packages_of(self._groups)
         self._draws = any(group.draws for group in self._groups)
         self.quick_end = preload.ends_in_silence()
@@ -436,7 +437,7 @@ class _Standby:
         connection, memory, folder, life, *passed = descriptors
         request = wire.read(memory)
         connection, folder, life = become.place_descriptors(passed, request.descriptors, (connection, folder, life))
-        become.settle(request, hidden, folder, zygote._pids)
+        become.settle(request, hidden, folder, zygote._pids, zygote._mains)
         os.close(folder)
         if request.mode == "kernel" and (why := ENGINES[request.target].outdated()) is not None:
             _refuse(socket.socket(fileno=connection), f"its shell was made before {why}")
