@@ -597,6 +597,9 @@ def test_a_port_that_is_free_a_moment_later(tmp_path: Path) -> None:
         others = [content[f"{name}_port"] for name in ("shell", "control", "stdin", "hb")]
         wait_for(lambda: any(map(_listens, others)) or process.poll() is not None, SECONDS, "another of its sockets")
         holder.close()
+    # A client that asks between two attempts loses its heartbeat, and takes the kernel for dead.
+    last = content["iopub_port"]
+    wait_for(lambda: _listens(last) or process.poll() is not None, SECONDS, "the socket that is bound last")
     with process:
         shut_down(file, process)
 
