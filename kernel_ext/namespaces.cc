@@ -54,7 +54,7 @@ std::vector<py::object> parts_of(py::handle value) {
   return {};
 }
 
-// The same for the functions that a class's member is made of.
+// As each_wrapped(), for all functions that a class's member is made of.
 template <typename Visit>
 void each_function(py::handle member, Visit visit) {
   each_wrapped(member, visit);

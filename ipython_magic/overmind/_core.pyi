@@ -112,12 +112,12 @@ def notable(
     lines: list[str],
 ) -> list[tuple[Any, Any]]:
     """(name, value) of the same namespace, but for functions whose globals are `own` (unless they were not written in
-    its `__file__`), classes and functions (with all that these wrap) of modules in
-    `quiet` or of packages in `tops`, class methods, properties and caches made of such functions, values of types in
-    `silent`, members of a class that `unsaid` names, and a module's own `__names__`. `only`: nor values of other types
-    than these, classes and functions. A tuple in a dict stands for its first part. Adds to `quiet` the modules that it
-    finds in `tops`, and to `lines` what numbers, strings and None stand in a class, or are the defaults of its
-    functions and of all that these wrap, in place of returning those; what has other defaults is returned."""
+    its `__file__`), classes and functions (with all that these wrap) of modules in `quiet` or of packages in `tops`,
+    class methods, properties and caches made of such functions, values of types in `silent`, members of a class that
+    `unsaid` names, and a module's own `__names__`. `only`: nor values of other types than these, classes and functions.
+    A tuple in a dict stands for its first part. Adds to `quiet` the modules that it finds in `tops`, and to `lines`
+    what numbers, strings and None stand in a class, or are the defaults of its functions and of all that these wrap, in
+    place of returning those; what has other defaults is returned."""
 
 def trimmed_state(state: dict[str, Any], standard: tuple[tuple[str, type | None], ...]) -> dict[str, Any] | None:
     """A copy of `state` without the containers that are empty, of the type that `standard` says, and referred to by

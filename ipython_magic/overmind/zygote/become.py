@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import io
@@ -16,7 +17,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.machinery import BuiltinImporter
 from types import ModuleType
 from typing import Any, NoReturn
@@ -139,25 +140,15 @@ def reopen(stream: Any, number: int) -> None:
 def own_mains(modules: Sequence[Any]) -> Mains:
     """Variables of modules that hold the main module, which is another one in each program: dill pickles by it,
     rlcompleter completes in it. Each as the dictionary that it is in, and its name there."""
-    main, found = sys.modules["__main__"], []
-    for module in modules:
-        try:
-            names = vars(module)
-        except TypeError:
-            continue
-        found += [(names, name) for name, value in list(names.items()) if value is main]
-    return found
+    main = sys.modules["__main__"]
+    return [(names, name) for names in _namespaces(modules) for name, value in list(names.items()) if value is main]
 
 
 def own_pids(modules: Sequence[Any]) -> Pids:
     """Variables that hold this process's id, by value and by a name that says so: of modules, of their classes and of
     the objects that they hold. Each as its class, or the dictionary that it is in, and its name there."""
     owners: dict[int, Any] = {}
-    for module in modules:
-        try:
-            names = vars(module)
-        except TypeError:
-            continue
+    for names in _namespaces(modules):
         owners[id(names)] = names
         for value in list(names.values()):
             if issubclass(type(value), type):  # isinstance() asks the value, too: torch.distributed.reduce_op warns
@@ -170,6 +161,13 @@ def own_pids(modules: Sequence[Any]) -> Pids:
             if type(value) is int and value == os.getpid() and re.search("pid", str(name), re.IGNORECASE):
                 found.append((owner, name))
     return found
+
+
+def _namespaces(modules: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """Of whatever stands in sys.modules, but for what has none."""
+    for module in modules:
+        with contextlib.suppress(TypeError):
+            yield vars(module)
 
 
 def _dictionary_of(value: object) -> object:

@@ -157,8 +157,9 @@ class Zygote:
         preload.spare_the_exit()
         gc.collect()
         gc.freeze()  # a collection in a fork then touches none of these pages
-        self._pids = become.own_pids(list(sys.modules.values()))
-        self._mains = become.own_mains(list(sys.modules.values()))
+        present = list(sys.modules.values())
+        self._pids = become.own_pids(present)
+        self._mains = become.own_mains(present)
         self._packages = stash.packages_of(self._groups)
         self._draws = any(group.draws for group in self._groups)
         self.quick_end = preload.ends_in_silence()
