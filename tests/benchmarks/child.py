@@ -4,7 +4,8 @@
     child.py load SCENARIO MODE    MODE: plain, miss (first load), hit
     child.py hold MODE             MODE: none (imports only), plain, hit; keeps the fp32 Llama until stdin closes
     child.py fill COUNT            makes COUNT small entries
-    child.py bare LOADER COUNT     times COUNT hits of a tiny object by LOADER: torch.load, overmind.load
+    child.py bare LOADER COUNT N   times COUNT hits of a tiny object by LOADER (torch.load, overmind.load), and COUNT
+                                   more once another process has filled the catalog up to N entries
 
 Every mode but plain proves by `overmind.history()` that the load went the way that is claimed.
 """
@@ -17,6 +18,7 @@ import json
 import mmap
 import os
 import statistics
+import subprocess
 import sys
 import time
 import warnings
@@ -209,7 +211,7 @@ def run_fill(count: int) -> dict[str, Any]:
     return {"entries": count}
 
 
-def run_bare(loader: str, count: int, where: Any) -> dict[str, Any]:
+def run_bare(loader: str, count: int, entries: int) -> dict[str, Any]:
     import overmind
     import small
 
@@ -225,6 +227,15 @@ def run_bare(loader: str, count: int, where: Any) -> dict[str, Any]:
     load()
     if not overmind.wait_published(COMMIT_SECONDS):
         raise SystemExit("the tiny object was not committed")
+    one = _bare_hits(loader, load, count)
+    fill = [sys.executable, __file__, "fill", str(entries - 1), "--models", "."]
+    subprocess.run(fill, check=True, stdout=subprocess.DEVNULL)
+    return {"one": one, "many": _bare_hits(loader, load, count)}
+
+
+def _bare_hits(loader: str, load: Callable[[], Any], count: int) -> dict[str, Any]:
+    import overmind
+
     samples = []
     for _ in range(count):
         begin = time.perf_counter()
@@ -252,7 +263,8 @@ def main() -> int:
     elif options.what == "fill":
         result = run_fill(int(options.arguments[0]))
     else:
-        result = run_bare(options.arguments[0], int(options.arguments[1]), where)
+        loader, count, entries = options.arguments
+        result = run_bare(loader, int(count), int(entries))
     if result:
         print(json.dumps(result), flush=True)
     return 0
