@@ -124,7 +124,7 @@ def restore(archive: Any, live: list[int], own: list[Any], slots: list[tuple[Any
 
 def _attach_hooks(compiled: Any) -> None:
     """As attach_script_module_clear_hook(), which asks torch for all that is below a part to find what is next below
-    it: 80 ms of a hit for a UNet with 616 parts, and here below 10."""
+    it: for a UNet with 616 parts 80 ms of a frozen trace and 250 of one that is not, here below 10."""
     import torch
     from sfast.jit import utils
 
@@ -156,15 +156,17 @@ def hooks_put_off() -> Iterator[Callable[[], None]]:
 
 
 def attacher(native: Callable[..., None]) -> Callable[..., None]:
-    """sfast's attach_script_module_clear_hook, such that it can be put off."""
+    """sfast's attach_script_module_clear_hook, such that it can be put off; then it is done in our way."""
 
     @functools.wraps(native)
-    def attach(*args: Any, **kwargs: Any) -> None:
+    def attach(script_module: Any, *args: Any, **kwargs: Any) -> None:
         waiting = getattr(_local, "waiting", None)
         if waiting is None:
-            native(*args, **kwargs)
+            native(script_module, *args, **kwargs)
+        elif args or kwargs:
+            waiting.append(functools.partial(native, script_module, *args, **kwargs))
         else:
-            waiting.append(functools.partial(native, *args, **kwargs))
+            waiting.append(functools.partial(_attach_hooks, script_module))
 
     return attach
 
