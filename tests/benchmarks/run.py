@@ -203,7 +203,7 @@ def measure_memory(bench: Bench, processes: int) -> dict[str, Any]:
 
 def measure_bare(bench: Bench, limits: Limits, entries: int, hits: int) -> dict[str, Any]:
     """Time of a hit that restores next to nothing, with one entry in the catalog and then with many, in one process:
-    two processes differ by a tenth with the same entries."""
+    two processes differ by up to a quarter with the same entries."""
     import torch
 
     torch.save({"tensor": torch.arange(4)}, bench.tiny_file)
